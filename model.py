@@ -478,14 +478,17 @@ class GPT(nn.Module):
 
     def with_auxiliary(self, loss):
         """loss, whose value stays, with the gradient of what modules added in this pass."""
-        modules = [m for m in self.transformer.modules() if hasattr(m, "auxiliary_loss")]
-        if not modules:
+        losses = self.take_auxiliary()
+        if not losses:
             return loss
-        total = sum(m.auxiliary_loss for m in modules)
+        total = sum(losses)
         self.auxiliary_loss = total.detach()
-        for m in modules:
-            del m.auxiliary_loss  # of this pass alone, and its graph
         return loss + (total - self.auxiliary_loss)  # exactly loss
+
+    def take_auxiliary(self):
+        """Take the auxiliary losses from the modules that have one, for their graph's sake."""
+        having = [m for m in self.transformer.modules() if hasattr(m, "auxiliary_loss")]
+        return [m.__dict__.pop("auxiliary_loss") for m in having]
 
     def hidden(self, idx, cache=None, packed=None):
         """Token ids (B, T) -> the input of the head, (B, T, n_embd).

@@ -184,12 +184,12 @@ class TrainConfig(GPTConfig):
         choose("lr_schedule", self.lr_schedule, DECAY)
         if not self.out_dir:
             raise ValueError("out_dir must not be empty")
-        at_least(1, self, "batch_size", "gradient_accumulation_steps")
-        at_least(1, self, "eval_interval", "log_interval")
+        sizes = "batch_size", "gradient_accumulation_steps"
+        at_least(1, self, *sizes, "eval_interval", "log_interval")
         counts = "max_iters", "warmup_iters", "lr_decay_iters", "eval_iters", "keep_checkpoints"
         rates = "learning_rate", "min_lr", "embedding_lr", "head_lr", "vector_lr", "weight_decay"
-        at_least(0, self, *counts, *rates, "grad_clip", "lora_rank", "lora_alpha")
-        at_least(0, self, "micro_batches_at_once", "join_minutes", "minutes")
+        others = "grad_clip", "lora_rank", "lora_alpha", "micro_batches_at_once", "minutes"
+        at_least(0, self, *counts, *rates, *others, "join_minutes")
         at_least(0, self, "seed", most=2**32 - 1)  # a generator on a CPU takes no larger one
         at_least(1, self, "muon_steps", most=5)
         for name in ("beta1", "beta2", "momentum", "hold"):
@@ -558,9 +558,10 @@ def check_model(folder, before, changes):
 
 def join_minutes(argv):
     """Return the setting, also beside others that are wrong: all are told, once all have joined."""
+    given = {}
     with suppress(ValueError):
-        return given_settings(TrainConfig, argv).get("join_minutes", TrainConfig.join_minutes)
-    return TrainConfig.join_minutes
+        given = given_settings(TrainConfig, argv)
+    return given.get("join_minutes", TrainConfig.join_minutes)
 
 
 PATHS = ("dataset", "out_dir", "init_from", "base")  # not compared

@@ -22,7 +22,6 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from engine.common.errors import one_line_errors
-from engine.common.files import shell_path, shell_quote
 from engine.common.settings import parse_settings
 from engine.text import preparation, sources
 
@@ -123,5 +122,4 @@ if __name__ == "__main__":
     with one_line_errors():
         settings = parse_settings(Settings, sys.argv[1:])
         prepare(settings)
-        command = f"python {shell_path('train.py')} --dataset={shell_quote(settings.name)}"
-        print(f"next: {command}")
+        print(f'next: python train.py --dataset="{settings.name}"')

@@ -22,7 +22,7 @@ ADDED = [{"mixer": name} for name in MIXER] + [{"mlp": "experts"}, {"visible": "
 @parametrize("added", ADDED, ids=str)
 def test_a_run(added, poem_here):
     """Catches a state that is not saved, and a block that is computed again in another way."""
-    added |= dict(dropout=0.1, lr_decay_iters=12, eval_interval=6, eval_iters=2)
+    added = added | dict(dropout=0.1, lr_decay_iters=12, eval_interval=6, eval_iters=2)
     last = fit(**added, out_dir="whole", max_iters=12)
     assert last["train_loss"] < 3.5
     fit(**added, max_iters=6)
