@@ -539,8 +539,7 @@ class GPT(nn.Module):
 
         For up to max_len positions; at most block_size, which is the default.
         """
-        block_size = self.config.block_size
-        max_len = min(max_len or block_size, block_size)
+        max_len = min(max_len or math.inf, self.config.block_size)
         return [block.attn.new_cache(batch_size, max_len) for block in self.transformer.h]
 
     def crop_block_size(self, block_size):

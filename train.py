@@ -474,7 +474,6 @@ def add_adapter(config, model, base):
         raise ValueError(f"out_dir={config.out_dir} holds the base, {base}: give another folder")
     if checkpoint.is_ours(base) and checkpoint.load_config(base)["lora"]:
         raise ValueError(f"init_from={base} is a LoRA adapter itself: export it, and tune that")
-    sha256 = pretrained.sha256_of_weights(model)
     print0(f"note: the adapter needs {base}: a run that goes on there may remove it")
     torch.manual_seed(config.seed)
     adapter = lora.Adapter(
@@ -482,7 +481,7 @@ def add_adapter(config, model, base):
         lora_alpha=config.lora_alpha,
         lora_targets=config.lora_targets,
         base=str(base),
-        sha256=sha256,
+        sha256=pretrained.sha256_of_weights(model),
     )
     lora.attach(model, adapter)
 

@@ -102,8 +102,7 @@ def at_least(least, settings, *names, most=10**12):
     for name in names:
         value = getattr(settings, name)
         if not least <= value <= most:
-            bound = f"at most {most}" if value > least else f"at least {least}"
-            raise ValueError(f"{name}={value} must be {bound}")
+            raise ValueError(f"{name}={value} must be at least {least}, at most {most:,}")
 
 
 def check_heads(n_embd, n_head, n_kv_head=None, head_size=None):

@@ -37,7 +37,7 @@ def save_checkpoint(out_dir, step, model, trainer_state, weights=None, **about):
     metrics.jsonl. OSError if it cannot be written, for example because the disk is full.
     """
     folder = folder_of(out_dir, step)
-    adapter = asdict(model.lora) if model.lora else None
+    adapter = model.lora and asdict(model.lora)
     config = {"step": step, "model": asdict(model.config), "lora": adapter}
     config |= {"training": {}, "data": None, "record": {}} | about
     values = {}

@@ -36,9 +36,7 @@ def folder_of(name, which="latest"):
         return checkpoint.find_checkpoint(folder, which) if checkpoint.is_ours(folder) else folder
     if name in GPT2_NAMES:
         return download(f"openai-community/{name}")
-    if folder.is_file():
-        raise ValueError(f"{name} is a file: give the folder in which it is")
-    if re.fullmatch(r"[\w.-]+/[\w.-]+", str(name)):
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", str(name)) and not folder.exists():
         return download(str(name))
     raise ValueError(
         f"{str(name)!r} is neither a folder nor a published model: {', '.join(GPT2_NAMES)}, or "

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from conftest import POEM, save
+from conftest import POEM, same_ids, save
 from mechanisms import mechanisms
 
 from engine.text.chat import ChatTemplate, chat_tokenizer
@@ -141,7 +141,7 @@ def test_the_end_of_text(kind):
     config = json.loads((folder / "config.json").read_text())
     assert theirs.eos_token_id == config["eos_token_id"] == encoding.end_of_text
     assert theirs(POEM).input_ids == encoding.encode(POEM).tolist()
-    assert pretrained.load_tokenizer(folder, 320).same_ids(encoding)
+    assert same_ids(pretrained.load_tokenizer(folder, 320), encoding)
     idx = torch.randint(encoding.vocab_size, (1, 9))
     expected = model(idx, idx)[0][..., : encoding.vocab_size]
     found = GPT.from_pretrained(folder)(idx, idx)[0]
