@@ -173,6 +173,9 @@ class Ruined(torch.nn.Module):
         }
         return None, losses[self.part]
 
+    def take_auxiliary(self):
+        pass  # it has none
+
 
 @parametrize("part", ["loss", "gradient"])
 @parametrize("float16", [False, True])
