@@ -111,6 +111,11 @@ def poem_here(poem, here):
     """A current folder with the dataset poem: runs of fit are in its folder out."""
 
 
+def same_ids(one, other):
+    """Whether each id stands for the same text in two tokenizers."""
+    return one.extends(other) and other.extends(one)
+
+
 def configure(**changes):
     """The TrainConfig of a small run on the dataset poem in the current folder, into out."""
     return TrainConfig(**SMALL | dict(dataset="poem") | changes)

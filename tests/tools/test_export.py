@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import LLAMA, POEM, parametrize, randomized, refused, save, tiny
+from conftest import LLAMA, POEM, parametrize, randomized, refused, same_ids, save, tiny
 from mechanisms import mechanisms
 
 from engine.common.files import read_json
@@ -132,7 +132,7 @@ def test_the_end_of_text(kind):
     config = read_json(folder / "config.json")
     assert theirs.eos_token_id == config["eos_token_id"] == encoding.end_of_text
     assert theirs(POEM).input_ids == encoding.encode(POEM).tolist()
-    assert pretrained.load_tokenizer(folder, 320).same_ids(encoding)
+    assert same_ids(pretrained.load_tokenizer(folder, 320), encoding)
     idx = torch.randint(encoding.vocab_size, (1, 9))
     expected = model(idx, idx)[0][..., : encoding.vocab_size]
     found = GPT.from_pretrained(folder)(idx, idx)[0]

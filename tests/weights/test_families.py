@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
-from conftest import complaint, parametrize, refused, run, run_here, tiny, write_json
+from conftest import complaint, parametrize, refused, run, run_here, same_ids, tiny, write_json
 
 from engine.common.files import read_json
 from engine.text.tokenizer import create_tokenizer, with_special_tokens
@@ -187,6 +187,8 @@ def test_many_files(tmp_path):
         (folder / file).write_text("{}")  # alone
         with refused(message):
             GPT.from_pretrained(pretrained.folder_of(folder))
+        with refused("is neither a folder nor"):
+            pretrained.folder_of(folder / file)
 
 
 LOAD = """
@@ -268,4 +270,4 @@ def test_gpt2_as_it_is_published(tmp_path, gpt2_files):
     transformers.GPT2Config(n_embd=8, n_layer=1, n_head=1).save_pretrained(tmp_path)
     write_json(tmp_path / "tokenizer.json", gpt2.tokenizer_json)
     write_json(tmp_path / "tokenizer_config.json", {"model_max_length": 1024})
-    assert pretrained.load_tokenizer(tmp_path, 50257).same_ids(gpt2)
+    assert same_ids(pretrained.load_tokenizer(tmp_path, 50257), gpt2)
