@@ -101,7 +101,7 @@ class GPTConfig(ExpertsSettings, LatentSettings):
         at_least(1, self, "block_size", "vocab_size", "n_layer", "n_head", "n_embd")
         at_least(1, self, "rope_base", "rope_stretch", "rope_trained", "latent_size")
         sizes = "n_kv_head", "window", "head_size", "value_size", "mlp_size", "norm_eps"
-        at_least(0, self, *sizes, "balance")
+        at_least(0, self, *sizes, "dropout", "experts", "balance")
         check_heads(self.n_embd, self.n_head, self.n_kv_head, self.head_size)
         check_mechanism(self.attention, self.score, self.normalize, self.window, self.visible)
         if not re.fullmatch("[SL]+", self.window_pattern):
@@ -478,14 +478,17 @@ class GPT(nn.Module):
 
     def with_auxiliary(self, loss):
         """loss, whose value stays, with the gradient of what modules added in this pass."""
-        modules = [m for m in self.transformer.modules() if hasattr(m, "auxiliary_loss")]
-        if not modules:
+        losses = self.take_auxiliary()
+        if not losses:
             return loss
-        total = sum(m.auxiliary_loss for m in modules)
+        total = sum(losses)
         self.auxiliary_loss = total.detach()
-        for m in modules:
-            del m.auxiliary_loss  # of this pass alone, and its graph
         return loss + (total - self.auxiliary_loss)  # exactly loss
+
+    def take_auxiliary(self):
+        """Take the auxiliary losses from the modules that have one, for their graph's sake."""
+        having = [m for m in self.transformer.modules() if hasattr(m, "auxiliary_loss")]
+        return [m.__dict__.pop("auxiliary_loss") for m in having]
 
     def hidden(self, idx, cache=None, packed=None):
         """Token ids (B, T) -> the input of the head, (B, T, n_embd).
@@ -534,9 +537,9 @@ class GPT(nn.Module):
     def new_cache(self, batch_size, max_len=None):
         """One empty KVCache or LinearState per layer.
 
-        For up to max_len positions (default: block_size).
+        For up to max_len positions; at most block_size, which is the default.
         """
-        max_len = max_len or self.config.block_size
+        max_len = min(max_len or math.inf, self.config.block_size)
         return [block.attn.new_cache(batch_size, max_len) for block in self.transformer.h]
 
     def crop_block_size(self, block_size):

@@ -149,10 +149,8 @@ def sample(config):
         return converse(generator, kind)
 
     # The texts: num_samples for each prompt.
-    has_messages = config.prompts and any(
-        p.lstrip().startswith(("{", "[{")) for p in prompts.values()
-    )
-    if generator.tokenizer.chat and has_messages:
+    has_messages = any(p.lstrip().startswith(("{", "[{")) for p in prompts.values())
+    if config.prompts and generator.tokenizer.chat and has_messages:
         texts = answers_to(prompts, generator)
         config.json = True
     else:

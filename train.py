@@ -184,12 +184,12 @@ class TrainConfig(GPTConfig):
         choose("lr_schedule", self.lr_schedule, DECAY)
         if not self.out_dir:
             raise ValueError("out_dir must not be empty")
-        at_least(1, self, "batch_size", "gradient_accumulation_steps")
-        at_least(1, self, "eval_interval", "log_interval")
+        sizes = "batch_size", "gradient_accumulation_steps"
+        at_least(1, self, *sizes, "eval_interval", "log_interval")
         counts = "max_iters", "warmup_iters", "lr_decay_iters", "eval_iters", "keep_checkpoints"
         rates = "learning_rate", "min_lr", "embedding_lr", "head_lr", "vector_lr", "weight_decay"
-        at_least(0, self, *counts, *rates, "grad_clip", "lora_rank", "lora_alpha")
-        at_least(0, self, "micro_batches_at_once", "join_minutes", "minutes")
+        others = "grad_clip", "lora_rank", "lora_alpha", "micro_batches_at_once", "minutes"
+        at_least(0, self, *counts, *rates, *others, "join_minutes")
         at_least(0, self, "seed", most=2**32 - 1)  # a generator on a CPU takes no larger one
         at_least(1, self, "muon_steps", most=5)
         for name in ("beta1", "beta2", "momentum", "hold"):
@@ -474,7 +474,6 @@ def add_adapter(config, model, base):
         raise ValueError(f"out_dir={config.out_dir} holds the base, {base}: give another folder")
     if checkpoint.is_ours(base) and checkpoint.load_config(base)["lora"]:
         raise ValueError(f"init_from={base} is a LoRA adapter itself: export it, and tune that")
-    sha256 = pretrained.sha256_of_weights(model)
     print0(f"note: the adapter needs {base}: a run that goes on there may remove it")
     torch.manual_seed(config.seed)
     adapter = lora.Adapter(
@@ -482,7 +481,7 @@ def add_adapter(config, model, base):
         lora_alpha=config.lora_alpha,
         lora_targets=config.lora_targets,
         base=str(base),
-        sha256=sha256,
+        sha256=pretrained.sha256_of_weights(model),
     )
     lora.attach(model, adapter)
 
@@ -547,8 +546,9 @@ def check_model(folder, before, changes):
     fixed = {field.name for cls in (GPTConfig, lora.Adapter) for field in fields(cls)}
     for name, value in changes.items():
         saved = getattr(before, name)
-        same_function = name == "attention" and {value, saved} <= ATTENTION.keys()
-        if value != saved and name in fixed - {"dropout", "base"} and not same_function:
+        same = name == "attention" and {value, saved} <= ATTENTION.keys()
+        same |= (name, value) == ("vocab_size", 0)  # the dataset's, which is compared
+        if value != saved and name in fixed - {"dropout", "base"} and not same:
             raise ValueError(
                 f"{name}={value} does not fit {folder}, which has {name}={saved}: leave it out to "
                 "resume, or train from scratch in another out_dir"
@@ -557,9 +557,10 @@ def check_model(folder, before, changes):
 
 def join_minutes(argv):
     """Return the setting, also beside others that are wrong: all are told, once all have joined."""
+    given = {}
     with suppress(ValueError):
-        return given_settings(TrainConfig, argv).get("join_minutes", TrainConfig.join_minutes)
-    return TrainConfig.join_minutes
+        given = given_settings(TrainConfig, argv)
+    return given.get("join_minutes", TrainConfig.join_minutes)
 
 
 PATHS = ("dataset", "out_dir", "init_from", "base")  # not compared

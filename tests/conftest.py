@@ -29,7 +29,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch  # noqa: E402
 
 from engine.common import hardware  # noqa: E402
-from engine.common.files import sha256_of_file  # noqa: E402
+from engine.common.files import read_json, sha256_of_file  # noqa: E402
 from engine.text import dataset  # noqa: E402
 from engine.weights import checkpoint  # noqa: E402
 from model import GPT, GPTConfig  # noqa: E402
@@ -69,6 +69,16 @@ def pytest_collection_modifyitems(config, items):
         items[:] = [item for item in items if not item.get_closest_marker("slow")]
 
 
+@pytest.fixture(scope="session")
+def transformers():
+    return pytest.importorskip("transformers")
+
+
+def pytest_runtest_setup(item):
+    """Random numbers do not depend on the tests before."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture
 def gpt2_files(monkeypatch):
     """tiktoken's files for gpt2, offline."""
@@ -85,6 +95,12 @@ def poem(tmp_path):
 
 
 @pytest.fixture
+def flags(poem):
+    """The settings of fit as a command line, with steps of four micro-batches."""
+    return as_flags(SMALL | dict(dataset=poem, gradient_accumulation_steps=4))
+
+
+@pytest.fixture
 def here(tmp_path, monkeypatch):
     """An empty current folder, of the tests' process only."""
     monkeypatch.chdir(tmp_path)
@@ -93,6 +109,11 @@ def here(tmp_path, monkeypatch):
 @pytest.fixture
 def poem_here(poem, here):
     """A current folder with the dataset poem: runs of fit are in its folder out."""
+
+
+def same_ids(one, other):
+    """Whether each id stands for the same text in two tokenizers."""
+    return one.extends(other) and other.extends(one)
 
 
 def configure(**changes):
@@ -332,6 +353,7 @@ SMALL = dict(
     warmup_iters=2,
     window=0,
 )
+LLAMA = dict(position="rope", norm="rmsnorm_scale", mlp="swiglu", bias=False)
 TINY = dict(block_size=16, vocab_size=33, n_layer=2, n_head=4, n_embd=16)
 
 
@@ -354,13 +376,33 @@ def save(out_dir, model, step=1, encoding=None, **training):
     return checkpoint.save_checkpoint(out_dir, step, model, {}, tokenizer=spec, training=training)
 
 
+def save_translator(folder, kind, *texts):
+    """Save an untrained translator of these texts to a folder; return it."""
+    from experiments.shared import translation, translators
+
+    vocabulary = translation.learn_vocabulary(texts, 300)
+    shape = translators.Shape(n_embd=32)
+    model = translators.MODELS[kind](len(vocabulary), shape).eval()
+    translators.save(folder, kind, shape, vocabulary, dict(model.named_parameters()))
+    return model, vocabulary
+
+
+def write_json(path, content):
+    path.write_text(json.dumps(content))
+
+
+def data_of(page):
+    """The data in the HTML of a page."""
+    return json.loads(page.split('id="data">')[1].split("</script>")[0])
+
+
 def put(path, content):
     """Put bytes in place of a file, with their hash in the manifest beside it.
 
     Or changes of its JSON, a dict; a link to a Path; nothing, None.
     """
     if isinstance(content, dict):
-        content = json.dumps(json.loads(path.read_bytes()) | content).encode()
+        content = json.dumps(read_json(path) | content).encode()
     path.unlink(missing_ok=True)
     path.parent.mkdir(exist_ok=True)
     manifest = path.parent / "manifest.json"
@@ -369,8 +411,8 @@ def put(path, content):
     elif content is not None:
         path.write_bytes(content)
         if manifest.exists() and path != manifest:
-            hashes = json.loads(manifest.read_bytes()) | {path.name: sha256_of_file(path)}
-            manifest.write_text(json.dumps(hashes))
+            hashes = read_json(manifest) | {path.name: sha256_of_file(path)}
+            write_json(manifest, hashes)
 
 
 def damaged(rng, content):
@@ -461,9 +503,11 @@ def small_experiment(monkeypatch, tmp_path):
         config = getattr(module, "Settings", trials.Settings)
         module.main(config(seeds=1, out_dir=str(tmp_path), **settings))
         assert (tmp_path / f"{name}.png").stat().st_size > 10_000
-        return json.loads((tmp_path / f"{name}.json").read_text())
+        return read_json(tmp_path / f"{name}.json")
 
     monkeypatch.setattr(trials, "run_jobs", run_jobs)
+    # One that measures two threads would leave them to all tests after it.
+    monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)
     dataset.write_dataset(tmp_path / "poem", [POEM * 30], "byte", "a poem")
     monkeypatch.setattr(trials, "DATASET", str(tmp_path / "poem"))
     return run_main

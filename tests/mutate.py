@@ -97,7 +97,7 @@ def plant(path, content, tests):
 def listed(lists):
     """Yield (description, path, content, lists of tests) of each mistake in the lists."""
     for path in lists:
-        for mistake in tomllib.loads(path.read_text(encoding="utf-8"))["mutation"]:
+        for mistake in tomllib.loads(path.read_text())["mutation"]:
             name = f"{path.stem}: {mistake['name']}"
             file = ROOT / mistake["file"]
             right, wrong = mistake["old"].encode(), mistake["new"].encode()

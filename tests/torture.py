@@ -4,7 +4,7 @@
 
 kills: a signal at a random moment; then the same command is run again. flips: a bit, a block or the
 end of a file is lost. hostile: the files in hostile.toml are given to programs that read them.
-conversations, tokenizers: odd values anywhere in files of others, and damage to them.
+conversations, tokenizers: odd values (odd.json) anywhere in files of others, and damage to them.
 """
 
 import argparse
@@ -13,7 +13,6 @@ import contextlib
 import gzip
 import itertools
 import json
-import math
 import os
 import re
 import resource
@@ -228,51 +227,8 @@ def hostile(rng, number):
 
 # ---- Files of others, with something odd in them
 
-DEEP = [[[[[{"a": [{}]}]]]]]
-ODD = [
-    None,
-    True,
-    0,
-    -1,
-    2**70,
-    1e308,
-    math.inf,
-    "",
-    " ",
-    "x" * 10**5,
-    "\ud800",
-    "\0",
-    "<|im_end|>",
-]
-ODD += ["user", "{", "[1]", "猫", [], {}, [None], {"a": 1}, {"type": "text", "text": 5}, DEEP]
-SAYS = [{"role": role, "content": "Hi"} for role in ("system", "user", "assistant")]
-RECORDS = [
-    {"messages": [*SAYS, SAYS[1], SAYS[2] | {"weight": 0}], "id": 1},
-    {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Ho"}]},
-    {"prompt": "Hi", "completion": "Ho", "system": "x"},
-    {"prompt": SAYS[1:2], "completion": SAYS[2:], "tools": None},
-    {"messages": [SAYS[1], SAYS[2] | {"content": [{"type": "text", "text": "Ho"}]}]},
-]
-FLAGS = {name: False for name in ("lstrip", "rstrip", "normalized", "single_word")}
-TOKEN = {"content": "<|new|>", "special": True, **FLAGS}
-PUBLISHED = {  # what may stand beside a tokenizer.json
-    "tokenizer_config.json": {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "eos_token": "<|endoftext|>",
-        "bos_token": TOKEN | {"content": "<|bos|>"},
-        "additional_special_tokens": ["<|a|>", TOKEN],
-        "added_tokens_decoder": {"300": TOKEN | {"content": "<|b|>"}, "301": TOKEN},
-        "chat_template": [{"name": "default", "template": "{{ messages }}"}],
-    },
-    "special_tokens_map.json": {"pad_token": "<|pad|>", "eos_token": TOKEN},
-    "added_tokens.json": {"<|new|>": 300, "b": 301},
-    "generation_config.json": {"eos_token_id": [0, 1]},
-    "vocab.json": {"a": 0, "b": 1, "ab": 2, "<|endoftext|>": 3},
-}
-TEMPLATES = """{{ messages }} {{ {% {%-for%} {{x.y.z}} {{messages[9].content}} {{1/0}} {{'x'*10**4}}
-{{''.__class__.__mro__}} {{raise_exception('no')}} {{cycler.__init__.__globals__}} {%include'/x'%}
-{{messages|tojson}} {{strftime_now(5)}} {%generation%} {{range(10**9)|list}} \udcff"""
-TEMPLATES = TEMPLATES.split()
+text = Path(__file__).with_name("odd.json").read_text()
+ODD, RECORDS, PUBLISHED, TEMPLATES = json.loads(text.replace("LONG", "x" * 10**5)).values()
 BESIDE = "chat_template.jinja", "additional_chat_templates/default.jinja"
 CHAT = "data/chat/prepare.py --name=new --input=WORK/case/chat"
 
@@ -329,7 +285,7 @@ def conversations(rng, _):
 def tokenizers(rng, _):
     """A published folder in which some files are odd, perhaps damaged, or not there."""
     fresh("exported")
-    put(CASE / "chat" / "a.jsonl", "\n".join([json.dumps({"messages": SAYS})] * 40).encode())
+    put(CASE / "chat" / "a.jsonl", "\n".join([json.dumps(RECORDS[0])] * 40).encode())
     read = {path.name: json.loads(path.read_bytes()) for path in CASE.glob("exported/*r.json")}
     contents = {}
     for name, content in rng.sample([*(read | PUBLISHED).items()], 3):
@@ -353,7 +309,7 @@ def tokenizers(rng, _):
 
 # ---- All of it
 
-text = Path(__file__).with_name("hostile.toml").read_text(encoding="utf-8")
+text = Path(__file__).with_name("hostile.toml").read_text()
 text = text.replace("LONG", "x" * 10**6).replace("MARK", str(MARK))
 FILES = hostile_files(**tomllib.loads(text))
 

@@ -22,6 +22,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from engine.common.errors import one_line_errors
+from engine.common.files import shell_path
 from engine.common.settings import parse_settings
 from engine.text import preparation, sources
 
@@ -122,4 +123,4 @@ if __name__ == "__main__":
     with one_line_errors():
         settings = parse_settings(Settings, sys.argv[1:])
         prepare(settings)
-        print(f"next: python train.py --dataset={settings.name}")
+        print(f'next: python {shell_path("train.py")} --dataset="{settings.name}"')

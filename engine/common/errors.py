@@ -2,7 +2,6 @@
 
 import contextlib
 import inspect
-import math
 import re
 import sys
 from pathlib import Path
@@ -98,13 +97,12 @@ def parse_spec(setting, spec, known):
         raise ValueError(f"{setting}={spec}: {error}; write it as {form}") from None
 
 
-def at_least(least, settings, *names, most=math.inf):
+def at_least(least, settings, *names, most=10**12):
     """ValueError for the first of these settings below least, above most, or not a number."""
-    bounds = f"at least {least}" + (f", at most {most}" if most < math.inf else "")
     for name in names:
         value = getattr(settings, name)
         if not least <= value <= most:
-            raise ValueError(f"{name}={value} must be {bounds}")
+            raise ValueError(f"{name}={value} must be at least {least}, at most {most:,}")
 
 
 def check_heads(n_embd, n_head, n_kv_head=None, head_size=None):

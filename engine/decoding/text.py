@@ -25,8 +25,9 @@ def encode_prompt(tokenizer, text, most, flag):
     if not ids:
         raise ValueError(f"{flag} has no tokens: this model needs at least 1")
     if len(ids) > most:
-        note = f"note: {flag} has {len(ids)} tokens; the model reads the last {most}"
-        print(note, file=sys.stderr)
+        print(
+            f"note: {flag} has {len(ids)} tokens; the model reads the last {most}", file=sys.stderr
+        )
         ids = begin + ids[len(begin) - most :]
     return torch.tensor(ids)
 

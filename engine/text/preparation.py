@@ -213,7 +213,7 @@ def write_dataset(folder, documents, tokenizer, source, val=(), **about):
     if not val:
         train, val = split_documents(train)
     if isinstance(tokenizer, str):
-        line_end = "\n" if len(train) > 1 or len(val) > 1 else ""  # it separates documents
+        line_end = "\n"  # it separates documents, ends what is typed, and begins a sample
         tokenizer = create_tokenizer(tokenizer, [*train, *val, line_end])
     digest = sha256_of(map(str.encode, [*train, *val]))
     both = {"train": train, "val": val}

@@ -58,10 +58,6 @@ class Tokenizer:
         content = b"".join(self.token_bytes(token) for token in tokens)
         return content.decode("utf-8", errors="replace")
 
-    def same_ids(self, other):
-        """Return whether each id stands for the same text in another tokenizer."""
-        return self.vocab_size == other.vocab_size and self.extends(other)
-
     def extends(self, other):
         """Return whether it has another tokenizer's ids; any further ones are special tokens.
 
@@ -371,10 +367,10 @@ def learned_bpe(texts, vocab_size):
 
     ValueError for an impossible vocab_size.
     """
-    if vocab_size < 257:
+    if not 257 <= vocab_size <= 10**6:
         raise ValueError(
             f"bpe:{vocab_size}: VOCAB counts 256 bytes, {END_OF_TEXT} and what is learned: "
-            "at least 257"
+            "at least 257, at most a million"
         )
     content = byte_level_json(BYTES, {}, PATTERN)
     # The time that learning takes grows with the square of a word's length.
@@ -423,13 +419,11 @@ def create_tokenizer(name, texts=()):
 
 def tokenizer_from_folder(folder):
     """Return the tokenizer of a run, a checkpoint or a published model."""
-    checkpoints = folder.glob("step_*[0-9]/config.json")
-    newest = sorted(checkpoints, key=lambda path: (len(str(path)), path))[-1:]
+    configs = [folder / "config.json", *folder.glob("step_*[0-9]/config.json")]
+    newest = max(configs, key=lambda path: (len(str(path)), path))
     with library_errors(f"{folder}: its tokenizer cannot be used"):
-        for path in (*newest, folder / "config.json"):
-            if spec := json_in(path).get("tokenizer"):
-                return tokenizer_from_spec(spec)
-        return published_tokenizer(folder)
+        spec = json_in(newest).get("tokenizer")
+        return tokenizer_from_spec(spec) if spec else published_tokenizer(folder)
 
 
 def json_in(path):
@@ -498,8 +492,8 @@ def special_tokens_in(about):
             tokens |= found
         else:
             further += found
-    named = {name: text_of(token) for name, token in tokens.items() if text_of(token)}
-    special = {text_of(token): token for token in [*tokens.values(), *further] if text_of(token)}
+    named = {name: text for name, token in tokens.items() if (text := text_of(token))}
+    special = {text: token for token in [*tokens.values(), *further] if (text := text_of(token))}
     return named, special
 
 

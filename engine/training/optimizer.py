@@ -261,6 +261,7 @@ def training_step(model, batches, optimizer, scaler, autocast, grad_clip=0.0, dr
         with autocast:
             micro_loss = model(x, y, only_loss=True, positions=positions)[1] / part
         scaler.scale(micro_loss).backward()
+        model.take_auxiliary()  # of blocks that were computed again
         losses.append(micro_loss.detach())
     loss = torch.stack(losses).sum()
 

@@ -37,7 +37,7 @@ def save_checkpoint(out_dir, step, model, trainer_state, weights=None, **about):
     metrics.jsonl. OSError if it cannot be written, for example because the disk is full.
     """
     folder = folder_of(out_dir, step)
-    adapter = asdict(model.lora) if model.lora else None
+    adapter = model.lora and asdict(model.lora)
     config = {"step": step, "model": asdict(model.config), "lora": adapter}
     config |= {"training": {}, "data": None, "record": {}} | about
     values = {}
@@ -91,7 +91,8 @@ def step_of(folder):
 
 def list_checkpoints(out_dir):
     """Return the folders of the complete checkpoints, oldest first."""
-    return sorted(Path(out_dir).glob("step_*[0-9]"), key=step_of)
+    found = Path(out_dir).glob("step_*")
+    return sorted((path for path in found if path.name[len("step_") :].isdecimal()), key=step_of)
 
 
 def read_metrics(path):

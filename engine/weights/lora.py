@@ -72,9 +72,8 @@ def layers_of(model, kind):
                 yield parent, name, layer
 
 
-def load_base(GPT, adapter, folder, given):
-    """Return the base of the Adapter in a checkpoint's folder; given: where it is now, if moved."""
-    place = given or adapter.base
+def load_base(GPT, adapter, folder, place):
+    """Return the base, which is at a place, of the Adapter in a checkpoint's folder."""
     with contextlib.suppress(ValueError):  # it is not there, or damaged
         base = GPT.from_pretrained(place)
         if sha256_of_weights(base) == adapter.sha256:
@@ -93,7 +92,7 @@ def load(GPT, folder, base=None, **changes):
     """
     saved = checkpoint.load_config(folder)
     adapter = Adapter(**saved["lora"])
-    base = load_base(GPT, adapter, folder, base)
+    base = load_base(GPT, adapter, folder, base or adapter.base)
     base.crop_block_size(saved["model"]["block_size"])
     model = GPT.from_weights(saved["model"], dict(base.named_parameters()), folder, **changes)
     attach(model, adapter)

@@ -18,8 +18,8 @@ OTHERS = {  # what else a folder may hold, as a pattern -> what to do with it
     "ckpt.pt": "it is nanoGPT's: make it ours by python -m tools.from_nanogpt",
     "adapter_*": "it is or has an adapter of PEFT: merge it there into its base "
     "(merge_and_unload), and give the folder that save_pretrained writes",
-    "*.bin*": "pytorch_model.bin is a pickle, which could run any code, and is never read: save it "
-    "as safetensors by transformers (save_pretrained)",
+    "pytorch_model*": "pytorch_model.bin is a pickle, which could run any code, and is never "
+    "read: save it as safetensors by transformers (save_pretrained)",
 }
 
 # ---- Finding
@@ -36,7 +36,7 @@ def folder_of(name, which="latest"):
         return checkpoint.find_checkpoint(folder, which) if checkpoint.is_ours(folder) else folder
     if name in GPT2_NAMES:
         return download(f"openai-community/{name}")
-    if re.fullmatch(r"[\w.-]+/[\w.-]+", str(name)):
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", str(name)) and not folder.exists():
         return download(str(name))
     raise ValueError(
         f"{str(name)!r} is neither a folder nor a published model: {', '.join(GPT2_NAMES)}, or "

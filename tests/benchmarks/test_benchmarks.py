@@ -1,21 +1,20 @@
 """Benchmarks are read by people who decide by them: they say what they measured and left out."""
 
-import json
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import parametrize, timed_here, tiny
+from conftest import CPU, parametrize, refused, timed_here, tiny
 
 from attention import ATTENTION, FEATURE
 from benchmarks import attention, sample, train
+from engine.common.files import read_json
 from masks import VISIBLE
 from model import GPT
 from tools.shared import benchmark
 from tools.shared.benchmark import NANOGPT, SHAPES, model_config
 
-CPU = torch.device("cpu")
 CLONE = str(Path(__file__).with_name("nanogpt"))
 
 
@@ -40,7 +39,7 @@ def test_a_whole_benchmark(name, poem, tmp_path, monkeypatch):
     own = dict(device="cpu", out_dir=str(tmp_path), nanogpt=CLONE, preset=str(preset))
     vars(config).update(own, max_length=32)
     globals()[name].main(config)
-    report = json.loads((tmp_path / f"{name}_cpu.json").read_text())
+    report = read_json(tmp_path / f"{name}_cpu.json")
     assert len(report[part]) == count and (tmp_path / f"{name}_cpu.png").exists()
 
 
@@ -108,5 +107,5 @@ def test_processes():
     (first, now), (second, later) = lines
     assert (now, later.strip()) == ("now\n", "later")
     assert second - first >= 0.3 and seconds >= second
-    with pytest.raises(ValueError, match="-c .* failed: exit code 3$"):
+    with refused("-c .* failed: exit code 3$"):
         benchmark.run_timed([sys.executable, "-c", "import sys; sys.exit(3)"])

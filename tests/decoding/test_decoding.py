@@ -21,14 +21,13 @@ SHAPES = {
     "windows": {**MODERN, "window": 5, "window_pattern": "SL"},
     "masked_fill": dict(attention="masked_fill", score="additive", n_kv_head=2),
 }
-TOP_10 = Sampling(top_k=10)
 
 
 def random_prompts(*lengths):
     return [ids(length) for length in lengths]
 
 
-def write(model, prompts, count, seeds=None, sampling=TOP_10, **options):
+def write(model, prompts, count, seeds=None, sampling=Sampling(top_k=10), **options):
     """Return the tokens (count, B) that follow prompts, and their logits (count, B, V)."""
     session = Session(model, prompts, count, **options)
     random = [torch.Generator().manual_seed(seed) for seed in seeds or range(len(prompts))]

@@ -14,17 +14,14 @@ from model import MODERN
 LAYERS = [(quantization.Int8, 2**-6)]  # a Linear's replacement, its weights' relative error
 if quantization.HAS_FBGEMM:
     LAYERS += [(quantization.Half, 2**-11)]
-every_layer = parametrize("kind, error", LAYERS)
-every_processor = parametrize("fbgemm", [False, quantization.HAS_FBGEMM])
 
 
-@every_layer
+@parametrize("kind, error", LAYERS)
 @parametrize("inputs, outputs, bias", [(300, 500, True), (512, 256, False)])
 def test_products(kind, error, inputs, outputs, bias):
     """Catches weights read in another order than laid out, a lost bias, digit, or dtype; a division
     by a scale of zero; and int8 products that read beyond rows of an odd width.
     """
-    torch.manual_seed(0)
     linear = nn.Linear(inputs, outputs, bias=bias)
     linear.weight.data[3] = 0
     layer = kind(linear.requires_grad_(False))
@@ -42,7 +39,6 @@ def test_products(kind, error, inputs, outputs, bias):
 )
 def test_int8_on_a_gpu(dtype, tolerance):
     """Catches weights whose scale is rounded with them, and sums too large for float16."""
-    torch.manual_seed(0)
     layer = quantization.Int8(nn.Linear(700, 50).requires_grad_(False))
     x = 500 * torch.randn(9, 700).to(dtype)
     kept = layer.weight.double() * layer.scale[:, None]
@@ -51,7 +47,7 @@ def test_int8_on_a_gpu(dtype, tolerance):
     assert y.dtype == dtype and (y - exact).norm() < tolerance * exact.norm()
 
 
-@every_processor
+@parametrize("fbgemm", [False, quantization.HAS_FBGEMM])
 @parametrize(
     "dtype, quantize, tolerance",
     [

@@ -1,13 +1,14 @@
 """Each experiment once, small: it runs, draws its picture, and finds what its text says."""
 
 import importlib
-import json
 import random
 import re
 
 import pytest
-from conftest import ROOT
+from claims import claims_of, holds
+from conftest import ROOT, parametrize
 
+from engine.common.files import read_json
 from experiments.shared import grammar, labelled
 
 PAIRS = grammar.pairs(400, 0)
@@ -145,16 +146,7 @@ def columns(report):
     return {name for row in rows for name in row if not re.search(r"\d", name)}
 
 
-def cell(rows, text):
-    """Return the number in a cell, without its error."""
-    row, _, column = text.partition(" | ")
-    if not column:
-        return float(text)
-    found, *_ = [each for each in rows if row in map(str, each.values())]
-    return float(str(found[column]).split()[0])
-
-
-@pytest.mark.parametrize("name", NAMES)
+@parametrize("name", NAMES)
 def test_claims(name, small_experiment, monkeypatch):
     """Catches an experiment that fails, has no picture, or does not find what it is about; and a
     record of an older version, in which other things were measured.
@@ -163,14 +155,11 @@ def test_claims(name, small_experiment, monkeypatch):
     for target, value in REPLACED.get(name, {}).items():
         monkeypatch.setattr(f"experiments.{target}", value)
     report = small_experiment(importlib.import_module(f"experiments.{name}"), steps=STEPS[name])
-    recorded = json.loads((ROOT / f"experiments/{name}.json").read_bytes())
+    recorded = read_json(ROOT / f"experiments/{name}.json")
     assert columns(report) == columns(recorded)
     tables = [*report["tables"].values()]
-    claims = [claim.split(": ") for claim in CLAIMS.splitlines() if claim.startswith(f"{name} ")]
-    for where, claim in claims:
-        rows = tables[int(where.split()[1])]
-        sizes = [cell(rows, text.strip()) for text in claim.split(" > ")]
-        assert sizes == sorted(sizes, reverse=True) and len({*sizes}) == len(sizes), (claim, sizes)
+    for table, claim in claims_of(name, CLAIMS):
+        assert holds(tables[table], claim), (claim, tables[table])
 
 
 def test_documents(monkeypatch):

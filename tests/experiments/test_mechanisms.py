@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from conftest import parametrize
 
 from attention import full, masked_fill
 from experiments import choices, efficient, parallel, routing
@@ -11,8 +12,7 @@ from masks import sliding_window
 
 def inputs(T):
     """Random q, k and v, each (2, 2, T, 8)."""
-    random = torch.Generator().manual_seed(0)
-    return torch.randn(3, 2, 2, T, 8, dtype=torch.float64, generator=random)
+    return torch.randn(3, 2, 2, T, 8, dtype=torch.float64)
 
 
 def test_paths_written_out_here():
@@ -45,7 +45,7 @@ def test_models_of_equal_size():
     assert len({choices.new_model(kind).num_params() for kind in choices.KINDS}) == 1
 
 
-@pytest.mark.parametrize("name", parallel.LAYERS)
+@parametrize("name", parallel.LAYERS)
 def test_equal_weights(name):
     """Catches a layer that is slower because it is larger."""
     sizes = [p.numel() for p in parallel.new_layer(name).parameters() if p.dim() == 2]
@@ -60,7 +60,6 @@ def test_language_models_of_equal_size():
 
 
 def routed(kind="routed"):
-    torch.manual_seed(0)
     model, (mlp, _) = routing.new_model(kind)
     for p in model.parameters():
         torch.nn.init.normal_(p, std=0.3)

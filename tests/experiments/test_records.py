@@ -3,16 +3,15 @@
 import ast
 import dataclasses
 import importlib
-import json
-import math
-import operator
 import re
 
+from claims import claims_of, holds, rounded
 from conftest import ROOT, parametrize
 
+from engine.common.files import read_json
 from experiments.shared import trials
 
-RECORDS = {path.stem: json.loads(path.read_bytes()) for path in ROOT.glob("experiments/*.json")}
+RECORDS = {path.stem: read_json(path) for path in ROOT.glob("experiments/*.json")}
 SHARED = "experiments/shared/*.py"  # has the sizes of data
 NUMBER = r"(?<![\w.:/-])\d[\d,]*(?:\.\d+)?(?![\w/]|[.,]\d)"
 PRESETS = {  # and where their runs are recorded
@@ -53,7 +52,7 @@ documents 0: hierarchical attention | test accuracy > attention to words | test 
 documents 0: hierarchical attention | test accuracy > average of sentences | test accuracy
 documents 0: attention to words, GRUs | test accuracy
     > hierarchical attention, GRUs | test accuracy
-documents 0: attention to words, GRUs | seconds / hierarchical attention, GRUs | seconds is 2.5
+documents 0: attention to words, GRUs | seconds / hierarchical attention, GRUs | seconds > 2
 documents 0: hierarchical attention, GRUs | largest weight on the carrying sentence > 0.7
 efficient 0: masked_fill | MB ~ n^ > 1.9 > 1.4 > linear | MB ~ n^
 efficient 0: strided, as a mask | ms ~ n^ > strided, as two heads | ms ~ n^ > linear | ms ~ n^
@@ -115,10 +114,11 @@ pronouns 1: additive | referent > additive | other
 pronouns 1: dot | referent is dot | other
 pronouns 2: transformer | referent, best head is transformer | other, best head
 pronouns 3: transformer | referent, best head > transformer | other, best head
-pronouns 5: additive | subject > 0.5 > additive | object
+pronouns 5: additive | subject > 0.5 > 0.04 > additive | object
 questions 0: question and image | all > question and one vector of the image | all > 0.7
 questions 0: 0.55 > image alone | all > 0.45
-reading 0: words | finds the referent > states | finds the referent > back | finds the referent
+reading 0: words | finds the referent > 0.9 > states | finds the referent
+reading 0: states | finds the referent > back | finds the referent
 reading 0: words | weight on the referent > words | on each other noun (referent)
 reading 0: words | weight on the referent > states | weight on the referent
 reading 0: states | right > back | right
@@ -153,8 +153,8 @@ senses 0: trained | MLP 2 > 0.99 > 0.6 > trained | embedding
 senses 0: as it begins | MLP 2 is 0.5
 translate 0: none | 1-10 words > none | 11-20 words > none | 21-30 words > none | 31-40 words
 translate 0: additive | 41-50 words > 90 > 75 > none | 1-10 words
-translate 0: general | 41-50 words is additive | 41-50 words
-translate 0: bahdanau | 41-50 words > general | 41-50 words > dot | 41-50 words
+translate 0: general | 41-50 words > 94
+translate 0: loop | 41-50 words > 92
 translate 0: bahdanau | seconds > transformer | seconds > additive | seconds
 translate 0: transformer | 41-50 words > transformer2017 | 41-50 words > none | 41-50 words
 vector 0: 0 | bits lacking - 1 | bits lacking is 4.3
@@ -166,7 +166,7 @@ vector 0: 64 | subject > 64 | referent > 16 | referent > 0 | referent
 
 
 def text_of(path):
-    return (ROOT / path).read_text(encoding="utf-8")
+    return (ROOT / path).read_text()
 
 
 def numbers_in(text):
@@ -174,10 +174,6 @@ def numbers_in(text):
     text = re.sub(r"`[^`]*`|\]\([^)]*\)|arXiv:\S+|et al\. \d+|--\S+|sections? [\d.]+", " ", text)
     text = text.replace("10^-", "").replace("e-", " ")
     return {number.replace(",", "") for number in re.findall(NUMBER, text)}
-
-
-def rounded(value):
-    return {f"{abs(value):.{digits}f}" for digits in range(5)}
 
 
 def values_in(content):
@@ -188,37 +184,6 @@ def values_in(content):
         return set().union(*map(values_in, content))
     found = re.findall(r"\d+\.?\d*(?:e-?\d+)?", str(content).replace(",", ""))
     return {*found}.union(*(rounded(float(number)) for number in found))
-
-
-def term(rows, text):
-    """The value of a number, a cell, a - b or a / b, and a cell's standard error."""
-    for sign, combine in (" - ", operator.sub), (" / ", operator.truediv):
-        if sign in text:
-            return combine(*(term(rows, part)[0] for part in text.split(sign))), 0
-    row, _, column = text.strip().rpartition(" | ")
-    if not row:
-        return float(column), 0
-    [found] = [each for each in rows if row in map(str, each.values())]
-    value, _, error = str(found[column]).partition(" ± ")
-    return float(value.split()[0]), float(error or 0)
-
-
-def holds(rows, claim):
-    """Whether the terms are as the signs between them say."""
-    terms = re.split(" > | is ", claim)
-    values = [term(rows, text) for text in terms]
-    for n, ((a, a_error), (b, b_error)) in enumerate(zip(values, values[1:])):
-        apart = a - b > 2 * math.hypot(a_error, b_error)
-        alike = abs(a - b) <= 2 * math.hypot(a_error, b_error) or terms[n + 1].strip() in rounded(a)
-        if not (alike if " is " in claim else apart):
-            return False
-    return True
-
-
-def verdicts_of(name):
-    lines = re.sub(r"\n +", " ", VERDICTS).splitlines()
-    lines = [line.split(": ", 1) for line in lines if line.startswith(f"{name} ")]
-    return [(int(where.split()[1]), claim.strip()) for where, claim in lines]
 
 
 def sayings_of(name):
@@ -237,7 +202,7 @@ def sayings_of(name):
 def test_verdicts(name):
     """Catches a verdict that the recorded runs do not bear, by two standard errors."""
     tables = [*RECORDS[name]["tables"].values()]
-    claims = verdicts_of(name)
+    claims = claims_of(name, VERDICTS)
     assert claims, "no verdict"
     for table, claim in claims:
         assert holds(tables[table], claim), claim
@@ -247,10 +212,10 @@ def test_verdicts(name):
 def test_numbers(name):
     """Catches a number in a script's text, README.md or lectures.md that is in no record of it."""
     beside = [*ROOT.glob(f"benchmarks/{name}_*.json")]
-    known = values_in([RECORDS[name], *(json.loads(path.read_bytes()) for path in beside)])
+    known = values_in([RECORDS[name], *map(read_json, beside)])
     code = [text_of(path) for path in (f"experiments/{name}.py", *ROOT.glob(SHARED))]
     code = [ast.unparse(ast.parse(text).body[1:]) for text in code]
-    known |= values_in([*code, *(claim for _, claim in verdicts_of(name))])
+    known |= values_in([*code, *(claim for _, claim in claims_of(name, VERDICTS))])
     for where, text in sayings_of(name).items():
         strange = numbers_in(text) - known
         assert not strange, (where, strange)
@@ -270,7 +235,7 @@ def test_seeds_and_settings(name):
 @parametrize("preset, record", PRESETS.items())
 def test_presets(preset, record):
     """Catches a loss or a share in a preset's header that no recorded run of it has."""
-    runs = json.loads(text_of(f"benchmarks/{record}.json"))["runs"]
+    runs = read_json(ROOT / f"benchmarks/{record}.json")["runs"]
     known = values_in(runs)
     losses = [run["val_loss"] for run in runs if "val_loss" in run]
     known |= rounded(sum(losses) / max(1, len(losses)))

@@ -2,7 +2,6 @@
 
 import gzip
 import itertools
-import json
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +9,7 @@ import pytest
 import torch
 from conftest import ROOT, parametrize, refused
 
+from engine.common.files import read_json
 from experiments import translate
 from experiments.shared import grammar, translation, trials
 from experiments.shared.blocks import LookingBlock
@@ -182,7 +182,6 @@ class Table:
 
 def test_length_normalization():
     """Catches a search that misses the translation with the best mean, or wants short ones."""
-    torch.manual_seed(0)
     tables = torch.randn(20, 3, 3).log_softmax(-1)
     found, _ = translation.search(Table(), tables, None, 31, longest=4)
     every = [[*words, END] for n in range(4) for words in itertools.product((1, 2), repeat=n)]
@@ -209,7 +208,7 @@ def test_bleu():
 
 def test_what_a_translator_looks_at():
     """Catches a record in which "does" does not look at "ne", or "sat" not at "s'est"."""
-    found = json.loads((ROOT / "benchmarks/translate_into_english.json").read_text())
+    found = read_json(ROOT / "benchmarks/translate_into_english.json")
     for run in found["runs"]["loop"]:
         source, target, weights = run["alignment"]
         seen = {word: source[np.argmax(row)] for word, row in zip(target, weights)}
@@ -238,7 +237,7 @@ def test_a_run(tmp_path, small_experiment):
     pytest.importorskip("sacrebleu")
     english, french = zip(*sorted(PAIRS, key=lambda pair: len(pair[0]))[:60])
     (tmp_path / "en.gz").write_bytes(gzip.compress("\n".join(english).encode()))
-    (tmp_path / "fr").write_text("\n".join(french), encoding="utf-8")
+    (tmp_path / "fr").write_text("\n".join(french))
     report = small_experiment(
         translate,
         **TINY,
@@ -254,7 +253,7 @@ def test_a_run(tmp_path, small_experiment):
         source, target, weights = found["alignment"]
         assert name == "none" or np.shape(weights) == (len(target), len(source))
     scores = {name: found["beam 2"] for name, [found] in report["runs"].items()}
-    saved = json.loads((tmp_path / "saved" / "translator.json").read_text())["model"]
+    saved = read_json(tmp_path / "saved" / "translator.json")["model"]
     assert scores[saved] == max(scores.values()) > 0
 
 

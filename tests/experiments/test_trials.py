@@ -7,7 +7,7 @@ import time
 
 import pytest
 import torch
-from conftest import complaint, refused, run_here
+from conftest import refused
 
 from experiments.shared import trials
 
@@ -71,16 +71,3 @@ def test_fit():
 def test_milliseconds():
     """Catches time in which another program had the processor, or that a call only waited."""
     assert trials.milliseconds(lambda: (time.sleep(0.05), sum(range(1_000_000)))) < 50
-
-
-@pytest.mark.parametrize(
-    "flags, message",
-    [
-        ("scaling --seeds=0", "seeds=0 must be at least 1"),
-        ("translate --models=none,luong", "models='luong' is unknown"),
-    ],
-)
-def test_bad_settings(flags, message):
-    """Catches a traceback for a setting that is impossible."""
-    name, *flags = flags.split()
-    assert message in complaint(run_here("-m", f"experiments.{name}", *flags))

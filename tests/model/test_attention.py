@@ -199,7 +199,6 @@ def test_sinusoidal_is_vaswani():
 
 def test_sparsemax_is_the_projection_onto_the_simplex():
     """Catches a threshold that does not give the nearest point of the simplex, or its gradient."""
-    torch.manual_seed(0)
     scores = 2 * torch.randn(50, 7, dtype=torch.float64)
     weights = sparsemax(scores)
     # The nearest point: one threshold for all, and weights that sum to 1.

@@ -76,7 +76,6 @@ def test_a_training_step_is_one_graph(monkeypatch):
     blocks are computed twice; and other numbers, as without a bias.
     """
     monkeypatch.setattr("engine.kernels.loss.MAX_LOGITS_CPU", 60 * 250)  # 800 rows in four chunks
-    torch.manual_seed(0)
     change = dict(visible="alibi:4", window=30, n_kv_head=2, n_layer=1, init="gpt2")
     model = GPT(GPTConfig(**LONG | change))
     model.activation_checkpointing = True
@@ -98,7 +97,7 @@ def test_a_training_step_is_one_graph(monkeypatch):
 def operations():
     """PyTorch's own list, from which its code is generated: {name: its kernels, and more}."""
     path = Path(torchgen.__file__).with_name("packaged") / "ATen/native/native_functions.yaml"
-    entries = yaml.load(path.read_text(encoding="utf-8"), yaml.CSafeLoader)
+    entries = yaml.load(path.read_text(), yaml.CSafeLoader)
     return {entry["func"].partition("(")[0]: entry for entry in entries}
 
 

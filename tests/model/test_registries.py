@@ -55,10 +55,12 @@ def test_a_mechanism_in_a_model(mechanism, tmp_path):
         other[:, T:] = (other[:, T:] + 1) % 33
         assert_same([model(other, other)[0][:, :T]], [whole[:, :T]], why="it sees the future")
     assert_same([model(idx[1:], idx[1:])[0]], [whole[1:]], why="it sees another row")
-    cache = model.new_cache(2)
+    cache = model.new_cache(2, max_len=99)
     for start, end in CHUNKS:
         last, _ = model(idx[:, start:end], cache=cache)
         assert_same([last[:, 0]], [whole[:, end - 1]], why="with the cache")
+    with refused("the cache is full: 16 of 16"):
+        model(idx[:, :1], cache=cache)
     assert model.state_dict().keys() <= {"lm_head.weight", *dict(model.named_parameters())}
     for T in 16, 8:
         model.crop_block_size(T)
@@ -86,7 +88,7 @@ def test_the_examples_of_the_docs(monkeypatch, tmp_path_factory):
         for registry in registries:
             monkeypatch.setattr(module, registry, {**getattr(module, registry)})
     namespace = vars(attention) | vars(masks) | vars(model)
-    text = Path("docs/hacking.md").read_text(encoding="utf-8")
+    text = Path("docs/hacking.md").read_text()
     for code in re.findall(r"```python\n((?:def|class|MIXER).*?)```", text, re.DOTALL):
         exec(code, namespace)
     hidden = GPT.hidden

@@ -88,7 +88,7 @@ def test_a_text_depends_on_its_prompt_and_seed_alone(written, tmp_path):
     file = tmp_path / "prompts.txt"
 
     def together(order, **changes):
-        file.write_text("\n".join(order), encoding="utf-8")
+        file.write_text("\n".join(order))
         lines = written(prompts=str(file), seed=5, temperature=1.5, json=True, **changes)
         return [json.loads(line)["text"] for line in lines.splitlines()]
 

@@ -6,7 +6,7 @@ import runpy
 
 import numpy as np
 import pytest
-from conftest import complaint, parametrize, refused, run_here
+from conftest import parametrize, refused, write_json
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -139,19 +139,18 @@ def published(folder, family):
     if bos:
         config["bos_token"] = {"__type": "AddedToken", "content": bos}
     if family == "smollm 3":
-        (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
+        (folder / "chat_template.jinja").write_text(template)
     else:
         config["chat_template"] = template
-    (folder / "tokenizer.json").write_text(json.dumps(content))
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    (folder / "config.json").write_text("{}")
+    write_json(folder / "tokenizer.json", content)
+    write_json(folder / "tokenizer_config.json", config)
+    write_json(folder / "config.json", {})
     return folder
 
 
 @parametrize("family", FAMILIES)
-def test_templates_of_others(family, tmp_path):
+def test_templates_of_others(family, tmp_path, transformers):
     """Catches another text or other ids than transformers has, or the wrong tokens learned."""
-    transformers = pytest.importorskip("transformers")
     folder = published(tmp_path, family)
     _, _, _, eos, pattern = FAMILIES[family]
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
@@ -231,7 +230,7 @@ def prepared(folder, *records, **flags):
     """The dataset that the script makes of records, which are in folder/in/a.jsonl."""
     (folder / "in").mkdir(exist_ok=True)
     lines = (json.dumps(record, ensure_ascii=False) + "\n" for record in records)
-    (folder / "in" / "a.jsonl").write_text("".join(lines), encoding="utf-8")
+    (folder / "in" / "a.jsonl").write_text("".join(lines))
     given = {"input": (folder / "in",), "name": "x"}
     prepare(prepare.__globals__["Settings"](**given | flags))
     return dataset.load_dataset(folder / "x", 8)
@@ -256,7 +255,7 @@ def test_a_folder(tmp_path):
     with refused("in has no .jsonl, .json or .parquet"):
         (tmp_path / "in").mkdir()
         [*sources.read_records(tmp_path / "in")]
-    (tmp_path / "in" / "b.json").write_text(json.dumps([GOOD, GOOD]))
+    write_json(tmp_path / "in" / "b.json", [GOOD, GOOD])
     data = prepared(tmp_path, GOOD, val=(tmp_path / "in",))
     text = "<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\nI.<|im_end|>\n<|endoftext|>"
     assert data.tokenizer.decode(data.train) == data.tokenizer.decode(data.val) == 3 * text
@@ -305,19 +304,6 @@ def test_the_script(tmp_path, capsys):
         {*data.tokenizer.decode(ids).split("<|endoftext|>")[:-1]} for ids in (data.train, data.val)
     )
     assert len(train | val) == 100 and not train & val and len(val) > 3
-
-
-@parametrize(
-    "flags, message",
-    [
-        (["--input=/nowhere"], "there is no file or folder /nowhere"),
-        ([], "--input is missing: which files"),
-        ([f"--input={__file__}", "--name=.."], "--name=.. must be a folder's name"),
-    ],
-)
-def test_complaints_of_the_script(flags, message):
-    """Catches a traceback for what a user gives by mistake."""
-    assert message in complaint(run_here("data/chat/prepare.py", *flags))
 
 
 # ---- Rows

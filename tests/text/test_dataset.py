@@ -1,5 +1,6 @@
 """Datasets that are loaded: batches are pure functions, and damage is named."""
 
+import json
 import math
 import shutil
 
@@ -77,6 +78,12 @@ def test_nanogpts_folder_loads_as_it_is(tmp_path, gpt2_files):
     load("could run any code", "gpt2")
 
 
+def without_val(good):
+    meta = json.loads(good)
+    del meta["val"], meta["sha256"]
+    return json.dumps(meta | {"sha256": files.sha256_of_json(meta)}).encode()
+
+
 @parametrize(
     "name, damage, message",
     [
@@ -84,6 +91,7 @@ def test_nanogpts_folder_loads_as_it_is(tmp_path, gpt2_files):
         ("val.bin", lambda good: b"\xff\x00" + good[2:], "token id 255; the vocabulary has"),
         ("val.bin", lambda good: good[2:4] + good[2:], "its sha256 is not the one in meta.json"),
         ("meta.json", lambda good: good.replace(b"T", b"X", 1), "meta.json is damaged"),
+        ("meta.json", without_val, "meta.json is damaged .KeyError: 'val'"),
     ],
 )
 def test_damaged_datasets(poem, tmp_path, name, damage, message):

@@ -18,9 +18,9 @@ FILES = "train.bin", "val.bin", "meta.json"  # in the order in which they appear
 
 
 def test_written_and_read_back(tmp_path):
-    """Catches lost or reordered text, a split of one's own that is mixed, a separator that single
-    texts do not need, a meta.json that does not describe the files, and other epochs than train.py
-    makes.
+    """Catches lost or reordered text, a split of one's own that is mixed, characters without the
+    line end with which sample.py begins, a meta.json that does not describe the files, and other
+    epochs than train.py makes.
     """
     text = POEM.replace("\n", " ") * 5 + "the end"
     train, val = text[:500], text[500:]
@@ -29,7 +29,7 @@ def test_written_and_read_back(tmp_path):
     meta = files.read_json(tmp_path / "meta.json")
     config = TrainConfig()
     assert config.gradient_accumulation_steps == 1
-    assert meta["dtype"] == "uint16" and meta["vocab_size"] == len(set(text))
+    assert meta["dtype"] == "uint16" and meta["vocab_size"] == len({*text, "\n"})
     assert meta["source"] == {"name": "poem.txt", "sha256": files.sha256_of([text.encode()])}
     for split, expected in ("train", train), ("val", val):
         assert data.tokenizer.decode(getattr(data, split)) == expected

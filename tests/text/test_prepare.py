@@ -26,7 +26,7 @@ def name(tmp_path):
 def texts_in(folder, **texts):
     folder.mkdir(parents=True)
     for file, text in texts.items():
-        (folder / file.replace("_", ".")).write_text(text, encoding="utf-8")
+        (folder / file.replace("_", ".")).write_text(text)
     return folder
 
 
@@ -59,25 +59,6 @@ def test_own_text_from_files_and_folders(tmp_path, name):
     printed = output_of(SCRIPT, "--input", texts, f"--name={name}", "--encoding=cp1252")
     assert printed.count("left out") == 1 and "zero.md is not CP1252 text" in printed
     assert "ß" in "".join(dataset.load_dataset(name, 8).tokenizer.characters)
-
-
-def test_own_text_that_cannot_be_used(tmp_path):
-    """Catches a traceback for text that is not UTF-8 or not there, and a lost dataset."""
-    latin = tmp_path / "latin.txt"
-    latin.write_bytes("Füße".encode("latin-1"))
-    (tmp_path / "folder").mkdir()
-    bad = "--name=test-bad"
-    for flags, message in [
-        ([f"--input={latin}", bad], "latin.txt is not UTF-8 text"),
-        ([f"--input={tmp_path / 'no'}", bad], "No such file or directory"),
-        ([f"--input={tmp_path / 'folder'}", bad], "found no text in "),
-        ([bad], "--input is missing"),
-        ([f"--input={latin}", bad, "--encoding=cp99"], "is not CP99 text: unknown encoding: cp99"),
-        ([f"--input={latin}", "--name=stdlib"], "--name=stdlib must be a folder's name"),
-        ([f"--input={latin}", "--name=.."], "--name=.."),
-    ]:
-        assert message in complaint(run_here(SCRIPT, *flags))
-    assert not (dataset.DATA / "test-bad").exists()
 
 
 def test_a_run_s_own_tokenizer(poem, tmp_path, name):

@@ -4,7 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
+from conftest import parametrize, refused, same_ids, write_json
 
+from engine.common.files import read_json
 from engine.decoding.text import Text
 from engine.text.chat import ChatTemplate, chat_tokenizer
 from engine.text.tokenizer import create_tokenizer, tokenizer_from_folder, tokenizer_from_spec
@@ -17,83 +19,59 @@ def flags(text, **other):
     return {"content": text, "special": True} | plain | other
 
 
-def write(folder, name, content):
-    (folder / name).write_text(json.dumps(content), encoding="utf-8")
+def configure(folder, **about):
+    """Write a folder's tokenizer_config.json, of a fast tokenizer if it names no other."""
+    about = {"tokenizer_class": "PreTrainedTokenizerFast"} | about
+    write_json(folder / "tokenizer_config.json", about)
 
 
 @pytest.fixture
 def folder(tmp_path):
     """A published folder with a tokenizer of bytes, in the form of a fast tokenizer."""
     tokenizer = create_tokenizer("bpe:260", ["Hi there. " * 9])
-    write(tmp_path, "tokenizer.json", tokenizer.tokenizer_json | {"added_tokens": []})
-    write(tmp_path, "config.json", {"model_type": "llama"})
-    write(tmp_path, "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"})
+    write_json(tmp_path / "tokenizer.json", tokenizer.tokenizer_json | {"added_tokens": []})
+    write_json(tmp_path / "config.json", {"model_type": "llama"})
+    configure(tmp_path)
     return tmp_path
 
 
-LEAST = {"content": "<extra>"}
 SIZE = 259  # of the vocabulary
-ADDED = {
-    "added_tokens_decoder": (
-        "tokenizer_config.json",
-        {"added_tokens_decoder": {"260": flags("<|im_start|>"), "261": flags("<|im_end|>")}},
-    ),
-    "in any order": (
-        "tokenizer_config.json",
-        {"added_tokens_decoder": {"261": flags("<|im_end|>"), "260": flags("<|im_start|>")}},
-    ),
-    "additional_special_tokens": (
-        "tokenizer_config.json",
-        {"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]},
-    ),
-    "extra_special_tokens": (
-        "tokenizer_config.json",
-        {"extra_special_tokens": ["<|im_start|>", "<|im_end|>"]},
-    ),
-    "by names of their own": (
-        "tokenizer_config.json",
-        {"extra_special_tokens": {"image_token": "<|im_start|>", "end": "<|im_end|>"}},
-    ),
-    "eos and pad of tokenizer_config.json": (
-        "tokenizer_config.json",
-        {"eos_token": "<|im_end|>", "pad_token": "<|im_start|>"},
-    ),
-    "eos with flags": (
-        "tokenizer_config.json",
-        {"eos_token": flags("<extra>", lstrip=True, __type="AddedToken"), "pad_token": ""},
-    ),
-    "pad with flags": ("special_tokens_map.json", {"pad_token": flags("<extra>", rstrip=True)}),
-    "names before a list": (
-        "tokenizer_config.json",
-        {
-            "additional_special_tokens": ["<|im_start|>"],
-            "extra_special_tokens": {"image_token": "<|im_end|>"},
-        },
-    ),
-    "without flags": ("tokenizer_config.json", {"added_tokens_decoder": {"260": LEAST}}),
-    "special_tokens_map.json": (
-        "special_tokens_map.json",
-        {"eos_token": flags("<|im_end|>"), "bos_token": "<|im_start|>"},
-    ),
-    "a token that is no special one": (
-        "tokenizer_config.json",
-        {"added_tokens_decoder": {"260": flags("<extra>", special=False)}},
-    ),
-    "one that takes the space before it": (
-        "tokenizer_config.json",
-        {"added_tokens_decoder": {"260": flags("<extra>", lstrip=True)}},
-    ),
+STARTS, ENDS = "<|im_start|>", "<|im_end|>"
+MAP = "special_tokens_map.json"
+ADDED = {  # of tokenizer_config.json, but for the last two
+    "added_tokens_decoder": {"added_tokens_decoder": {"260": flags(STARTS), "261": flags(ENDS)}},
+    "in any order": {"added_tokens_decoder": {"261": flags(ENDS), "260": flags(STARTS)}},
+    "additional_special_tokens": {"additional_special_tokens": [STARTS, ENDS]},
+    "extra_special_tokens": {"extra_special_tokens": [STARTS, ENDS]},
+    "by names of their own": {"extra_special_tokens": {"image_token": STARTS, "end": ENDS}},
+    "names before a list": {
+        "additional_special_tokens": [STARTS],
+        "extra_special_tokens": {"image_token": ENDS},
+    },
+    "eos and pad": {"eos_token": ENDS, "pad_token": STARTS},
+    "eos with flags": {
+        "eos_token": flags("<extra>", lstrip=True, __type="AddedToken"),
+        "pad_token": "",
+    },
+    "without flags": {"added_tokens_decoder": {"260": {"content": "<extra>"}}},
+    "a token that is no special one": {
+        "added_tokens_decoder": {"260": flags("<extra>", special=False)}
+    },
+    "one that takes the space before it": {
+        "added_tokens_decoder": {"260": flags("<extra>", lstrip=True)}
+    },
+    MAP: {"eos_token": flags(ENDS), "bos_token": STARTS},
+    f"{MAP}, flags": {"pad_token": flags("<extra>", rstrip=True)},
 }
 
 
-@pytest.mark.parametrize("name", ADDED)
-def test_added_tokens(name, folder):
+@parametrize("name", ADDED)
+def test_added_tokens(name, folder, transformers):
     """Catches a special token that is only its characters, and another id than transformers'."""
-    transformers = pytest.importorskip("transformers")
-    file, content = ADDED[name]
-    path = folder / file
-    before = json.loads(path.read_text()) if path.exists() else {}
-    write(folder, file, before | content)
+    if name.startswith(MAP):
+        write_json(folder / MAP, ADDED[name])
+    else:
+        configure(folder, **ADDED[name])
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
     ours = tokenizer_from_folder(folder)
     for text in TEXTS:
@@ -101,25 +79,24 @@ def test_added_tokens(name, folder):
         assert ours.encode(text, allow_special=True).tolist() == expected, text
         assert ours.decode(expected) == theirs.decode(expected)
     again = tokenizer_from_spec(json.loads(json.dumps(ours.spec())))
-    assert again.same_ids(ours) and ours.vocab_size == len(theirs)
-    assert ours.special_tokens.keys() <= {"<|im_start|>", "<|im_end|>", "<extra>"}
+    assert same_ids(again, ours) and ours.vocab_size == len(theirs)
+    assert ours.special_tokens.keys() <= {STARTS, ENDS, "<extra>"}
 
 
 def test_added_tokens_json(folder):
     """Catches the oldest place of added tokens, which is not read."""
-    write(folder, "added_tokens.json", {"<extra>": 260})
+    write_json(folder / "added_tokens.json", {"<extra>": 260})
     assert tokenizer_from_folder(folder).encode("<extra>").tolist() == [260]
 
 
-@pytest.mark.parametrize("decoder", [{}, {"260": flags("<|im_end|>", lstrip=True)}])
-def test_what_two_files_say(decoder, folder):
+@parametrize("about", [{}, {"added_tokens_decoder": {"260": flags(ENDS, lstrip=True)}}])
+def test_what_two_files_say(about, folder, transformers):
     """Catches the flags or the end of another file than the one that counts for transformers."""
-    transformers = pytest.importorskip("transformers")
-    content = json.loads((folder / "tokenizer.json").read_text())
-    write(folder, "tokenizer.json", content | {"added_tokens": [{"id": 260} | flags("<|im_end|>")]})
-    about = {"eos_token": "<|im_end|>"} | ({"added_tokens_decoder": decoder} if decoder else {})
-    write(folder, "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"} | about)
-    write(folder, "special_tokens_map.json", {"eos_token": "<|im_start|>"})
+    content = read_json(folder / "tokenizer.json")
+    content["added_tokens"] = [{"id": 260} | flags(ENDS)]
+    write_json(folder / "tokenizer.json", content)
+    configure(folder, eos_token=ENDS, **about)
+    write_json(folder / MAP, {"eos_token": STARTS})
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
     ours = tokenizer_from_folder(folder)
     text = "a <|im_end|> <|im_start|>"
@@ -127,7 +104,7 @@ def test_what_two_files_say(decoder, folder):
     assert ours.end_of_text == theirs.eos_token_id
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "about, message",
     [
         ({"mood": 1}, "mood=1 of its tokenizer_config.json is not known here"),
@@ -139,8 +116,8 @@ def test_what_two_files_say(decoder, folder):
 )
 def test_keys_that_are_refused(about, message, folder):
     """Catches a key that gives a text other ids, and is not read, or that cannot be done."""
-    write(folder, "tokenizer_config.json", about)
-    with pytest.raises(ValueError, match=message):
+    configure(folder, **about)
+    with refused(message):
         tokenizer_from_folder(folder)
 
 
@@ -149,14 +126,14 @@ def test_the_newest_specification(folder):
     for step in "000009", "100000", "99999":
         (folder / f"step_{step}").mkdir()
         spec = create_tokenizer("char", step).spec()
-        write(folder, f"step_{step}/config.json", {"tokenizer": spec})
+        write_json(folder / f"step_{step}/config.json", {"tokenizer": spec})
     assert tokenizer_from_folder(folder).characters == "01"
 
 
-@pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
+@parametrize("file", ["config.json", "generation_config.json"])
 def test_all_ids_end_a_text(file, folder):
     """Catches an answer that goes on after the id that ends its turn."""
-    write(folder, file, {"model_type": "llama", "eos_token_id": [72, 105]})
+    write_json(folder / file, {"model_type": "llama", "eos_token_id": [72, 105]})
     ours = tokenizer_from_folder(folder)
     again = tokenizer_from_spec(ours.spec())
     for token, name in (ours.encode("H")[0], ours), (ours.encode("i")[0], again):
@@ -170,30 +147,30 @@ def test_all_ids_end_a_text(file, folder):
 
 BARE = "{% for m in messages %}{{ m.content + 'X' }}{% endfor %}"
 NAMED = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": BARE}]
+OTHERS = "additional_chat_templates"
 
 
-@pytest.mark.parametrize(
-    "place", ["list", "jinja", "jinja and a list", "jinja and others", "one of others"]
+@parametrize(
+    "named, files",
+    [
+        (NAMED, {}),
+        ([], {"chat_template": BARE}),
+        ([NAMED[0] | {"name": "default"}], {"chat_template": BARE}),
+        ([], {"chat_template": BARE, f"{OTHERS}/tool_use": "no"}),
+        ([], {f"{OTHERS}/default": BARE}),
+    ],
 )
-def test_the_template_of_a_model(place, folder):
+def test_the_template_of_a_model(named, files, folder):
     """Catches our own template in place of the one that a model was trained with."""
-    about = {"chat_template": [*NAMED[:1], {"name": "default", "template": "no"}]}
-    if place == "list":
-        about = {"chat_template": NAMED}
-    elif place != "one of others":
-        (folder / "chat_template.jinja").write_text(BARE)
-    if place in ("list", "jinja and a list"):
-        write(folder, "tokenizer_config.json", about)
-    if "others" in place:
-        (folder / "additional_chat_templates").mkdir()
-        (folder / "additional_chat_templates" / "tool_use.jinja").write_text("no")
-    if place == "one of others":
-        (folder / "additional_chat_templates" / "default.jinja").write_text(BARE)
+    configure(folder, **{"chat_template": named} if named else {})
+    (folder / OTHERS).mkdir()
+    for name, template in files.items():
+        (folder / f"{name}.jinja").write_text(template)
     template = ChatTemplate(chat_tokenizer(str(folder)))
     assert template.render([{"role": "user", "content": "Hi"}]) == "HiX"
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "about, message",
     [
         ({"chat_template": NAMED[:1]}, "no chat template called default: tool_use"),
@@ -203,43 +180,39 @@ def test_the_template_of_a_model(place, folder):
 )
 def test_no_template_to_take(about, message, folder):
     """Catches our own template in place of one of several that nobody chose."""
-    write(folder, "tokenizer_config.json", about)
+    configure(folder, **about)
     if not about:
-        (folder / "additional_chat_templates").mkdir()
-        (folder / "additional_chat_templates" / "rag.jinja").write_text("no")
-    with pytest.raises(ValueError, match=message):
+        (folder / OTHERS).mkdir()
+        (folder / OTHERS / "rag.jinja").write_text("no")
+    with refused(message):
         chat_tokenizer(str(folder))
 
 
-def test_names_of_a_template(folder):
+def test_names_of_a_template(folder, transformers):
     """Catches a token that a template names, and that renders as nothing."""
-    transformers = pytest.importorskip("transformers")
-    about = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "<pad>"}
-    about |= {"extra_special_tokens": {"image": "<i>"}, "tool_token": "<t>"}
-    about["chat_template"] = "{{ pad_token + image + tool_token }}" + BARE
-    write(folder, "tokenizer_config.json", about)
+    template = "{{ pad_token + image + tool_token }}" + BARE
+    names = dict(pad_token="<pad>", extra_special_tokens={"image": "<i>"}, tool_token="<t>")
+    configure(folder, chat_template=template, **names)
     messages = [{"role": "user", "content": "Hi"}]
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
     expected = theirs.apply_chat_template(messages, tokenize=False)
-    assert (
-        ChatTemplate(chat_tokenizer(str(folder))).render(messages) == expected == "<pad><i><t>HiX"
-    )
+    found = ChatTemplate(chat_tokenizer(str(folder))).render(messages)
+    assert found == expected == "<pad><i><t>HiX"
 
 
 # ---- GPT-2's older files
 
 
-def test_vocab_and_merges(folder):
+def test_vocab_and_merges(folder, transformers):
     """Catches ids of OpenAI's GPT-2 for a model with a vocabulary of its own."""
-    transformers = pytest.importorskip("transformers")
-    content = json.loads((folder / "tokenizer.json").read_text())["model"]
+    content = read_json(folder / "tokenizer.json")["model"]
     vocabulary = content["vocab"] | {"<|endoftext|>": SIZE + 1}
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in content["merges"]]
     Path(folder, "tokenizer.json").unlink()
-    write(folder, "vocab.json", vocabulary)
-    (folder / "merges.txt").write_text("#version: 0.2\n" + "\n".join(merges), encoding="utf-8")
-    write(folder, "config.json", {"model_type": "gpt2"})
-    write(folder, "tokenizer_config.json", {"tokenizer_class": "GPT2Tokenizer"})
+    write_json(folder / "vocab.json", vocabulary)
+    (folder / "merges.txt").write_text("#version: 0.2\n" + "\n".join(merges))
+    write_json(folder / "config.json", {"model_type": "gpt2"})
+    configure(folder, tokenizer_class="GPT2Tokenizer")
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
     ours = tokenizer_from_folder(folder)
     for text in [*TEXTS, "Hi there.<|endoftext|>Füße 猫"]:
@@ -247,5 +220,5 @@ def test_vocab_and_merges(folder):
     assert ours.end_of_text == SIZE + 1
     for name in "merges.txt", "vocab.json":  # what is left says that it is no OpenAI's
         (folder / name).unlink()
-        with pytest.raises(ValueError, match="vocab.json and merges.txt cannot be read"):
+        with refused("vocab.json and merges.txt cannot be read"):
             tokenizer_from_folder(folder)

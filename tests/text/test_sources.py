@@ -39,7 +39,7 @@ def documents(count, seed=0):
 
 def jsonl(path, texts, key="text"):
     lines = [json.dumps({key: text}) + "\n" for text in texts]
-    path.write_text("".join(lines), encoding="utf-8")
+    path.write_text("".join(lines))
     return path
 
 

@@ -1,12 +1,12 @@
 """A comparison decides what people keep: the same seeds, an honest verdict, no run twice."""
 
-import json
 from pathlib import Path
 
 import pytest
-from conftest import refused
+from conftest import parametrize, refused
 
 import train
+from engine.common.files import read_json
 from engine.common.settings import parse_settings
 from engine.text import dataset
 from tools import compare
@@ -23,7 +23,7 @@ eval_iters = 2
 """
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "losses, baseline, verdict",
     [
         ([1.9, 2.9, 3.9], [2.0, 3.0, 4.01], "better"),  # seeds differ more than the change
@@ -127,7 +127,7 @@ def test_runs_of_train(monkeypatch):
         main(arguments("--change=--n_heads=3"))
     change = "--learning_rate=1e9 --grad_clip=0"
     main(arguments(f"--change={change}", "--flags=--log_interval=1"))
-    report = json.loads(Path("out/compare.json").read_text())
+    report = read_json(Path("out/compare.json"))
     table = Path("out/compare.md").read_text()
     assert f"; commit {report['commit']}\n\n| change" in table and "| worse " in table
     assert [(row["setting"], row["diverged"]) for row in report["rows"]] == [(change, 2), ("", 0)]

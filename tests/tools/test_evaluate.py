@@ -21,7 +21,7 @@ def test_bits_per_byte():
         for p in model.parameters():
             p.zero_()
     save("out", model, encoding=tokenizer.create_tokenizer("char", text))
-    Path("text.txt").write_text(text, encoding="utf-8")
+    Path("text.txt").write_text(text)
     bits = math.log2(3) * (len(text) - 1) / (len(text.encode()) - len("ä".encode()))
     expected = dict(tokens=119, loss=math.log(3), perplexity=3, bits_per_byte=bits)
     assert main(EvaluateConfig(text="text.txt")) == pytest.approx(expected)

@@ -5,6 +5,7 @@ import json
 import pytest
 from conftest import ROOT, output_of
 
+from engine.common.files import read_json
 from engine.common.settings import parse_settings
 from tools.plot import DRAW, PlotSettings, main
 from tools.plot import runs as draw_runs
@@ -19,7 +20,7 @@ def plot(*arguments):
 def test_stored_measurements_are_drawn_again(tmp_path):
     """Catches a stored JSON that no tool can draw any more."""
     for path in (ROOT / "benchmarks").glob("*.json"):
-        report = json.loads(path.read_text())
+        report = read_json(path)
         if report["kind"] != "experiment":
             is_drawn = DRAW[report["kind"]](report) is not None
             assert is_drawn == path.with_suffix(".png").exists(), path

@@ -1,33 +1,24 @@
 """tools.translate, and what tools.visualize shows of a translator, without a browser."""
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
+from conftest import data_of, refused, save_translator
 
-from experiments.shared import translation, translators
+from experiments.shared import translation
 from tools import translate, visualize
 
 TEXT = "the cat sees the red dog"
+TEXTS = TEXT, "le chat voit le chien rouge"
 pytestmark = pytest.mark.usefixtures("here")
-
-
-def saved(folder):
-    """Save an untrained translator to a folder; return it."""
-    vocabulary = translation.learn_vocabulary([TEXT, "le chat voit le chien rouge"], 300)
-    shape = translators.Shape(n_embd=32)
-    torch.manual_seed(0)
-    model = translators.Bahdanau(len(vocabulary), shape).eval()
-    translators.save(folder, "bahdanau", shape, vocabulary, dict(model.named_parameters()))
-    return model, vocabulary
 
 
 def test_each_way_to_translate():
     """Catches weights that do not come back, a flag that does not reach the search, and samples
     that do not follow the seed.
     """
-    model = saved("out-translate")
+    model = save_translator("out-translate", "bahdanau", *TEXTS)
 
     def said(**settings):
         return translate.main(translate.TranslateConfig(text=TEXT, **settings))
@@ -38,17 +29,16 @@ def test_each_way_to_translate():
     first, second, other = (said(temperature=1.0, seed=seed) for seed in (1, 1, 2))
     assert first == second != other
     Path("out-translate/translator.json").write_text("{}")
-    with pytest.raises(ValueError, match="cannot load out-translate/translator.json"):
+    with refused("cannot load out-translate/translator.json"):
         said()
 
 
 def test_the_alignment_page():
     """Catches weights of another sentence, or the wrong way round."""
-    model = saved("out")
+    model = save_translator("out", "bahdanau", *TEXTS)
     [path] = visualize.main(visualize.VisualizeConfig(text=TEXT))
-    content = path.read_text(encoding="utf-8")
-    data = json.loads(content.split('id="data">')[1].split("</script>")[0])
+    content = path.read_text()
     source, target, weights = translation.alignment(*model, TEXT, visualize.BEAM)
-    [shown] = data["alignments"]
+    [shown] = data_of(content)["alignments"]
     assert (shown["source"], shown["target"]) == (source, target) and "{{" not in content
     assert torch.allclose(torch.tensor(shown["weights"]), torch.tensor(weights), atol=1e-3)

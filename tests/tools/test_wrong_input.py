@@ -1,14 +1,28 @@
-"""Wrong input, to each tool and benchmark as a user types it: one line, exit code 2."""
+"""Wrong input, to each script and tool as a user types it: one line, exit code 2."""
 
 import pytest
-from conftest import POEM, complaint, parametrize, run_here, save, tiny
+from conftest import POEM, complaint, parametrize, run_here, save, save_translator, tiny
 
 from engine.text import dataset
 from engine.text.tokenizer import create_tokenizer
-from experiments.shared import translation, translators
 
+MINE = "data/text/prepare.py --name=test-bad"
 LINES = {
     "attention.py lookup": "choose from two-tokens, look-up",
+    "train.py --out_dri=x": "unknown setting 'out_dri': did",
+    "sample.py --out_dri=x": "unknown setting 'out_dri': did",
+    "data/chat/prepare.py": "--input is missing: which files",
+    "data/chat/prepare.py --input=/nowhere": "there is no file or folder /nowhere",
+    "data/chat/prepare.py --input={}/word --name=..": "--name=.. must be a folder's name",
+    MINE: "--input is missing",
+    f"{MINE} --input={{}}/latin": "latin is not UTF-8 text",
+    f"{MINE} --input={{}}/latin --encoding=cp99": "is not CP99 text: unknown encoding: cp99",
+    f"{MINE} --input={{}}/none": "No such file or directory",
+    f"{MINE} --input={{}}/empty": "found no text in ",
+    "data/text/prepare.py --input={}/word --name=stdlib": "--name=stdlib must be a folder's name",
+    "data/text/prepare.py --input={}/word --name=..": "--name=..",
+    "-m experiments.scaling --seeds=0": "seeds=0 must be at least 1",
+    "-m experiments.translate --models=none,luong": "models='luong' is unknown",
     "-m tools.answers --out_dir={}/out --dataset={}/poem": "has no conversations",
     "-m tools.answers --questions=0": "questions=0",
     "-m tools.census --out_dir={}/out --dataset={}/bytes": "has other tokens than",
@@ -54,14 +68,13 @@ def folder(tmp_path_factory):
     save(folder / "out", tiny(vocab_size=encoding.vocab_size, mlp="swiglu"), encoding=encoding)
     for name, kind in ("poem", "char"), ("bytes", "byte"):
         dataset.write_dataset(folder / name, [POEM * 30], kind, "a poem")
-    words = translation.learn_vocabulary(["the cat", "le chat"], 300)
     for name, kind in ("translator", "bahdanau"), ("blind", "none"):
-        shape = translators.Shape(n_embd=32)
-        model = translators.MODELS[kind](len(words), shape)
-        translators.save(folder / name, kind, shape, words, dict(model.named_parameters()))
+        save_translator(folder / name, kind, "the cat", "le chat")
     texts = {"letter": "T", "word": "Tyger", "measured": '{"kind": "poem"}'}
     for name, text in texts.items():
         (folder / name).write_text(text)
+    (folder / "latin").write_bytes("Füße".encode("latin-1"))
+    (folder / "empty").mkdir()
     return folder
 
 
@@ -69,4 +82,4 @@ def folder(tmp_path_factory):
 def test_one_line(command, folder):
     """Catches a traceback, another setting than that which is wrong, and hours before the line."""
     assert LINES[command] in complaint(run_here(*command.replace("{}", str(folder)).split()))
-    assert not (folder / "to").exists()
+    assert not (folder / "to").exists() and not (dataset.DATA / "test-bad").exists()

@@ -10,15 +10,16 @@ import pytest
 import torch
 from conftest import (
     CPU,
+    LLAMA,
     POEM,
     as_flags,
     assert_the_same_run,
     losses,
     metrics,
-    output_of,
     refused,
     run_here,
     run_ranks,
+    save,
     tiny,
     weights,
 )
@@ -29,6 +30,7 @@ from engine.text.conversations import texts_of, write_conversations
 from engine.text.tokenizer import create_tokenizer, with_special_tokens
 from engine.training.batches import micro_batch, validation_loss
 from engine.training.optimizer import make_optimizer, training_step
+from tools.export import ExportConfig, export
 from train import TrainConfig, train
 
 WORDS = POEM.split()
@@ -46,12 +48,11 @@ def talk(seed):
 
 
 def write(folder, tokenizer="byte", count=60):
-    """Write conversations as a dataset, and return its name."""
+    """Write conversations as a dataset."""
     train = [(f"row {n}", talk(n)) for n in range(count)]
     val = [(f"row {n}", talk(n)) for n in range(1000, 1007)]
     texts = texts_of([*train, *val])
     write_conversations(folder, chat_tokenizer(tokenizer, texts), train, val, "talk")
-    return str(folder)
 
 
 @pytest.fixture
@@ -190,49 +191,22 @@ TEMPLATE = (
 
 def llama_folder(folder):
     """A Llama as it is published, with random weights and a chat template."""
-    transformers = pytest.importorskip("transformers")
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        vocab_size=258,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=128,
-        eos_token_id=257,
-        initializer_range=0.3,
-    )
-    transformers.LlamaForCausalLM(config).save_pretrained(folder)
     tokenizer = with_special_tokens(create_tokenizer("byte"), ["<s>", "</s>"])
-    texts = dict(chat_template=TEMPLATE, bos_token="<s>", eos_token="</s>")
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer.tokenizer_json))
-    (folder / "tokenizer_config.json").write_text(json.dumps(texts))
+    tokenizer.chat = dict(template=TEMPLATE, bos_token="<s>", eos_token="</s>")
+    save("run", tiny(block_size=128, vocab_size=258, **LLAMA), encoding=tokenizer)
+    export(ExportConfig(out_dir="run", to=folder))
 
 
-def test_a_published_model(tmp_path):
+def test_a_published_model(here, tmp_path, capsys):
     """Catches a model of others whose template or tokens are lost on the way to a checkpoint, and
     from there to an answer.
     """
-    folder = tmp_path / "llama"
-    llama_folder(folder)
-    settings = dict(
-        dataset=write(tmp_path / "talk", str(folder)),
-        init_from=folder,
-        out_dir=tmp_path / "out",
-        block_size=96,
-        max_iters=30,
-        eval_interval=30,
-        batch_size=4,
-        gradient_accumulation_steps=1,
-        optimizer="adamw",
-        learning_rate=1e-2,
-        lora_rank=4,
-        log_interval=1,
-    )
-    printed = output_of("train.py", *as_flags(settings))
+    llama_folder("llama")
+    write("talk", "llama")
+    train(configure(init_from="llama", lora_rank=4, learning_rate=1e-2, max_iters=30))
+    printed = capsys.readouterr().out
     assert "bits per character" in printed and "vocabulary grows" not in printed
-    found = metrics(tmp_path / "out")
+    found = metrics("out")
     assert found[-1]["val_loss"] < found[0]["train_loss"] - 0.2
     line = json.dumps({"messages": [{"role": "user", "content": "Tyger"}]})
     command = "sample.py", f"--out_dir={tmp_path / 'out'}", "--prompts=-", "--max_new_tokens=30"

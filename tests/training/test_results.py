@@ -55,29 +55,23 @@ def test_tensorboard(monkeypatch):
     """Catches a curve over something else than the step, or that lacks something."""
     logged = {}
 
-    class Writer:
-        def __init__(self, folder, purge_step):
-            assert folder == "out" and purge_step == 1
+    def add(name, value, step, dataformats="HW"):
+        assert dataformats == "HW"
+        logged[step, name] = value
 
-        def add_text(self, name, value, step):
-            logged[step, name] = value
+    def open_writer(folder, purge_step):
+        assert folder == "out" and purge_step == 1
+        adds = dict.fromkeys(["add_text", "add_scalar", "add_image"], add)
+        return types.SimpleNamespace(**adds, close=lambda: logged.update(closed=True))
 
-        add_scalar = add_text
-
-        def add_image(self, name, image, step, dataformats):
-            assert image.shape == (5, 5) and (image.sum(1) - 1).abs().max() < 1e-6
-            assert not image.triu(1).any() and len(dataformats) == 2
-            logged[step, name] = image
-
-        def close(self):
-            logged["closed"] = True
-
-    fake = types.SimpleNamespace(SummaryWriter=Writer)
+    fake = types.SimpleNamespace(SummaryWriter=open_writer)
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
     fit(max_iters=10, tensorboard=True, sample_prompt="Tyger")
     want = {(line["step"], name): line[name] for line in metrics("out") for name in line}
-    first, last = (logged.pop((step, "attention")) for step in (0, 10))
-    assert logged == want | {"closed": True} and not torch.equal(first, last)
+    maps = torch.stack([logged.pop((step, "attention")) for step in (0, 10)])
+    assert logged == want | {"closed": True} and not torch.equal(*maps)
+    assert maps.shape == (2, 5, 5) and not maps.triu(1).any()
+    assert (maps.sum(2) - 1).abs().max() < 1e-6
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with refused("tensorboard cannot begin"):
         fit(max_iters=1, tensorboard=True)

@@ -3,10 +3,9 @@
 import pytest
 import torch
 from conftest import (
-    SMALL,
-    as_flags,
     assert_the_same_run,
     losses,
+    newest,
     output_of,
     parametrize,
     ranks_here,
@@ -16,12 +15,6 @@ from conftest import (
 
 from engine.common.processes import own_device
 from engine.training.optimizer import Muon
-
-
-@pytest.fixture
-def flags(poem):
-    settings = SMALL | dict(dataset=poem, gradient_accumulation_steps=4)
-    return as_flags(settings)
 
 
 def script(folder, content):
@@ -157,13 +150,17 @@ runpy.run_path("train.py", run_name="__main__")
 
 @parametrize("parallel, dtype, rel", [("ddp", "float32", 1e-5), ("fsdp", "float16", 1e-3)])
 def test_a_loss_that_is_not_finite_in_one_process(flags, tmp_path, parallel, dtype, rel):
-    """Catches processes of which one stops and the others wait for it, or update."""
+    """Catches an update with nan, processes of which one stops and the others wait for it, and a
+    message that does not say where to go on.
+    """
     flags += ["--max_iters=8", "--log_interval=1", f"--dtype={dtype}", f"--parallel={parallel}"]
+    flags.append("--eval_interval=2")
     for count in 1, 2:
         out = f"--out_dir={tmp_path / str(count)}"
         results = ranks_here(count, script(tmp_path, RUINED), *flags, out)
         assert [status for status, _ in results] == [2] * count
-        assert any("at step 3: stopped" in output for _, output in results)
+        where = f"at step 3: stopped, {newest(tmp_path / str(count))} is the last good"
+        assert any(where in output for _, output in results)
     found = losses(tmp_path / "2")
     assert losses(tmp_path / "1") == [pytest.approx(line, rel=rel) for line in found]
 

@@ -5,7 +5,7 @@ import contextlib
 import pytest
 import torch
 import torch._dynamo
-from conftest import fit, losses, parametrize, put, refused, same_weights, save
+from conftest import parametrize, put, refused, save
 from mechanisms import MECHANISMS, assert_same, ids, random_model
 
 from engine.common.settings import parse_settings
@@ -17,18 +17,6 @@ from tools.shared.inspection import attention_maps
 from train import TrainConfig
 
 ADDED = [{"mixer": name} for name in MIXER] + [{"mlp": "experts"}, {"visible": "t5:2"}]
-
-
-@parametrize("added", ADDED, ids=str)
-def test_a_run(added, poem_here):
-    """Catches a state that is not saved, and a block that is computed again in another way."""
-    added |= dict(dropout=0.1, lr_decay_iters=12, eval_interval=6, eval_iters=2)
-    last = fit(**added, out_dir="whole", max_iters=12)
-    assert last["train_loss"] < 3.5
-    fit(**added, max_iters=6)
-    again = fit(**added, max_iters=12, init_from="resume", activation_checkpointing=True)
-    assert same_weights("whole", "out") and losses("whole") == losses("out")
-    assert ("auxiliary_loss" in again) == (added.get("mlp") == "experts")
 
 
 def test_the_loss_stays_the_cross_entropy():
@@ -69,13 +57,8 @@ def test_what_reads_a_model(mechanism):
     with contextlib.suppress(ValueError):
         export.standard(model)
         assert not families.not_standard(model.config), "it can be exported"
-    for tool in live.describe_model, export.standard:
-        with contextlib.suppress(ValueError):
-            tool(model)
-        if mechanism.keys() & {"mixer"} and mechanism["mixer"] != "attention":
-            with refused(f"mixer={mechanism['mixer']}"):
-                tool(model)
-
+    with contextlib.suppress(ValueError):
+        live.describe_model(model)
     model.extend_vocab(40)
     assert model(ids(1, 4) + 7)[0].shape[-1] == 40
     logits, _ = model(idx[None], idx[None])

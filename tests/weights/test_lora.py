@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import (
+    LLAMA,
     POEM,
     as_flags,
     assert_the_same_run,
@@ -28,7 +29,6 @@ from tools.evaluate import EvaluateConfig
 from tools.export import ExportConfig, export
 from train import TrainConfig, check_model
 
-LLAMA = dict(position="rope", norm="rmsnorm_scale", mlp="swiglu", bias=False, n_kv_head=2)
 IDX = torch.arange(32).view(2, 16) % 26
 
 
@@ -110,8 +110,8 @@ def test_two_processes(tune, poem, tmp_path):
 
 
 @torch.no_grad()
-@parametrize("shape", [{}, LLAMA | dict(tie_weights=False)], ids=["gpt2", "llama"])
-def test_merged_and_exported(tmp_path, monkeypatch, shape):
+@parametrize("shape", [{}, LLAMA | dict(tie_weights=False, n_kv_head=2)], ids=["gpt2", "llama"])
+def test_merged_and_exported(tmp_path, monkeypatch, shape, transformers):
     """Catches a scale, a matrix or a part of one that a merged model or PEFT's adapter lacks."""
     monkeypatch.chdir(tmp_path)
     expected = adapted(tmp_path, **shape)(IDX, IDX)[0]
@@ -125,7 +125,6 @@ def test_merged_and_exported(tmp_path, monkeypatch, shape):
     exported = export(ExportConfig(to="merged"))
     assert torch.equal(GPT.from_pretrained(exported)(IDX, IDX)[0], merged(IDX, IDX)[0])
     peft = pytest.importorskip("peft")
-    transformers = pytest.importorskip("transformers")
     theirs = transformers.AutoModelForCausalLM.from_pretrained(
         export(ExportConfig(out_dir="base", to="base-hf"))
     )
