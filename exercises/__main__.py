@@ -14,23 +14,24 @@ from exercises.shared.runner import check
 
 
 def progress(folder):
-    """Return {exercise: "right", or how many hints were shown}."""
     path = folder / "progress.json"
-    return read_json(path) if path.exists() else {}
+    return {"solved": {}, "hints": {}} | (read_json(path) if path.exists() else {})
 
 
-def note(folder, name, value):
-    found = progress(folder) | {name: value}
-    atomic_write(folder / "progress.json", json.dumps(found).encode())
+def note(folder, what, name, value):
+    found = progress(folder)
+    found[what][name] = value
+    atomic_write(folder / "progress.json", json.dumps(found, indent=1).encode())
 
 
 def show_list(folder):
-    right = [progress(folder).get(name) == "right" for name in ORDER]
-    for number, (name, done) in enumerate(zip(ORDER, right), 1):
+    solved = progress(folder)["solved"]
+    left = [number for number, name in enumerate(ORDER, 1) if name not in solved]
+    for number, name in enumerate(ORDER, 1):
         title = definition.task(name).partition("\n")[0]
-        print(f"  {number:2} {'✓' if done else '·'} {title}")
-    left = f"; next: python -m exercises {right.index(False) + 1}" if False in right else ""
-    print(f"\n{sum(right)} of {len(right)} are right{left}")
+        print(f"  {number:2} {'✓' if name in solved else '·'} {title}")
+    done = f"{len(ORDER) - len(left)} of {len(ORDER)} are right"
+    print(f"\n{done}; next: python -m exercises {left[0]}" if left else f"\n{done}")
 
 
 def try_once(name, path):
@@ -38,7 +39,7 @@ def try_once(name, path):
     print("checked: some seconds ...\n", flush=True)
     right, lines = check(name, path)
     if right:
-        note(path.parent, name, "right")
+        note(path.parent, "solved", name, True)
     print("\n".join(lines))
     return not right
 
@@ -46,10 +47,9 @@ def try_once(name, path):
 def hint(name, folder):
     """Print one hint more than before."""
     hints = definition.solution(name)[1]
-    shown = progress(folder).get(name, 0)
-    if shown != "right":  # then all are shown
-        note(folder, name, shown := min(len(hints), shown + 1))
-    for number, text in enumerate(hints[: None if shown == "right" else shown], 1):
+    count = min(len(hints), progress(folder)["hints"].get(name, 0) + 1)
+    note(folder, "hints", name, count)
+    for number, text in enumerate(hints[:count], 1):
         print(f"hint {number} of {len(hints)}: {text}")
 
 

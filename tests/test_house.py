@@ -59,8 +59,8 @@ BUDGET = {
     ("variants",): 2_500,
     ("tools", "benchmarks"): 18_450,
     ("experiments",): 31_000,
-    ("exercises",): 10_400,
-    ("tests",): 88_000,
+    ("exercises",): 11_750,
+    ("tests",): 88_300,
 }
 
 
