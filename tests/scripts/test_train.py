@@ -296,7 +296,7 @@ def test_validation_is_on_the_validation_split_without_dropout(tmp_path, monkeyp
     dataset.write_dataset("halves", ["ab" * 450], "char", "two halves", val=["cd" * 50])
     extra = dict(dataset="halves", dropout=0.3, learning_rate=1e-2, eval_iters=3)
     last = fit(**extra, max_iters=60)
-    assert last["train_loss"] < 0.7 < 2 < last["val_loss"]
+    assert last["train_loss"] < 0.7 < 1.5 < last["val_loss"]
     before = times()
     monkeypatch.setattr(sharding, "gather", None)
     for init_from in "resume", "out":
