@@ -126,9 +126,8 @@ def test_activation_checkpointing():
     """
     taken = []
     for recompute in False, True:
-        shape = dict(n_layer=4, n_embd=32, batch_size=16, activation_checkpointing=recompute)
-        shape |= dict(mlp="experts")
-        made = make_trainer(configure(**shape))
+        shape = dict(n_layer=4, n_embd=32, batch_size=16, mlp="experts")
+        made = make_trainer(configure(**shape, activation_checkpointing=recompute))
         taken.append(hardware.peak_bytes(made.try_step, CPU))
         copy.deepcopy(made.model)
     assert taken[1] < 0.8 * taken[0]
@@ -293,7 +292,7 @@ def test_validation_is_on_the_validation_split_without_dropout(tmp_path, monkeyp
     dataset.write_dataset("halves", ["ab" * 450], "char", "two halves", val=["cd" * 50])
     extra = dict(dataset="halves", dropout=0.3, learning_rate=1e-2, eval_iters=3)
     last = fit(**extra, max_iters=60)
-    assert last["train_loss"] < 0.7 < 2 < last["val_loss"]
+    assert last["train_loss"] < 0.7 < 1.5 < last["val_loss"]
     before = times()
     monkeypatch.setattr(sharding, "gather", None)
     for init_from in "resume", "out":
