@@ -488,7 +488,10 @@ class GPT(nn.Module):
     def take_auxiliary(self):
         """Take the auxiliary losses from the modules that have one, for their graph's sake."""
         having = [m for m in self.transformer.modules() if hasattr(m, "auxiliary_loss")]
-        return [m.__dict__.pop("auxiliary_loss") for m in having]
+        losses = [m.auxiliary_loss for m in having]
+        for m in having:
+            del m.auxiliary_loss
+        return losses
 
     def hidden(self, idx, cache=None, packed=None):
         """Token ids (B, T) -> the input of the head, (B, T, n_embd).

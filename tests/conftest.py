@@ -69,11 +69,6 @@ def pytest_collection_modifyitems(config, items):
         items[:] = [item for item in items if not item.get_closest_marker("slow")]
 
 
-@pytest.fixture(scope="session")
-def transformers():
-    return pytest.importorskip("transformers")
-
-
 def pytest_runtest_setup(item):
     """Random numbers do not depend on the tests before."""
     torch.manual_seed(0)
@@ -109,6 +104,11 @@ def here(tmp_path, monkeypatch):
 @pytest.fixture
 def poem_here(poem, here):
     """A current folder with the dataset poem: runs of fit are in its folder out."""
+
+
+def their_tokenizer(folder):
+    """The tokenizer of a published folder in transformers, without which the test is skipped."""
+    return pytest.importorskip("transformers").AutoTokenizer.from_pretrained(folder)
 
 
 def same_ids(one, other):
@@ -411,8 +411,7 @@ def put(path, content):
     elif content is not None:
         path.write_bytes(content)
         if manifest.exists() and path != manifest:
-            hashes = read_json(manifest) | {path.name: sha256_of_file(path)}
-            write_json(manifest, hashes)
+            write_json(manifest, read_json(manifest) | {path.name: sha256_of_file(path)})
 
 
 def damaged(rng, content):

@@ -65,6 +65,7 @@ def mechanisms():
 
 
 MECHANISMS = mechanisms()
+ADDED = [{"mixer": name} for name in MIXER] + [{"mlp": "experts"}, {"visible": "t5:2"}]
 
 
 SMALL = dict(block_size=16, vocab_size=33, n_layer=2, n_head=4, n_kv_head=2, n_embd=32)

@@ -98,7 +98,10 @@ def parse_spec(setting, spec, known):
 
 
 def at_least(least, settings, *names, most=10**12):
-    """ValueError for the first of these settings below least, above most, or not a number."""
+    """ValueError for the first of these settings below least, above most, or not a number.
+
+    most: by default more than any machine holds or counts to.
+    """
     for name in names:
         value = getattr(settings, name)
         if not least <= value <= most:

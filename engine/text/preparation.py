@@ -213,8 +213,8 @@ def write_dataset(folder, documents, tokenizer, source, val=(), **about):
     if not val:
         train, val = split_documents(train)
     if isinstance(tokenizer, str):
-        line_end = "\n"  # it separates documents, ends what is typed, and begins a sample
-        tokenizer = create_tokenizer(tokenizer, [*train, *val, line_end])
+        # A line end separates documents, ends what is typed, and begins a sample.
+        tokenizer = create_tokenizer(tokenizer, [*train, *val, "\n"])
     digest = sha256_of(map(str.encode, [*train, *val]))
     both = {"train": train, "val": val}
     encoded = (

@@ -1,6 +1,5 @@
 """After a kill, a power cut, a full disk, damage or malice: a valid checkpoint, or one line."""
 
-import json
 import random
 
 import safetensors.torch
@@ -25,9 +24,7 @@ def test_damaged_checkpoints(tmp_path, name, seed):
 
 # ---- malice
 
-VALUES = [None, [], "x", -1, 0.5, True, float("nan"), 10**30, {"a": [1]}, "\ud800"]
-HOSTILE = [b"", b"{", b"null", b"[" * 100_000, b"\xff\xfe", b"\x00"]
-HOSTILE += [json.dumps(dict.fromkeys(checkpoint.FILES, value)).encode() for value in VALUES]
+HOSTILE = [b"", b"{", b"null", b"[" * 100_000, b"\xff\xfe", b"\x00", b'{"config.json": []}']
 
 
 @parametrize("content", HOSTILE, ids=range(len(HOSTILE)))

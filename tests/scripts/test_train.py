@@ -24,7 +24,7 @@ from conftest import (
     steps,
     weights,
 )
-from mechanisms import NoWaiting
+from mechanisms import ADDED, NoWaiting
 
 import model
 from engine.common import hardware
@@ -32,7 +32,7 @@ from engine.text import dataset
 from engine.training import sharding, trainer
 from engine.training.batches import TRAIN, validation_loss
 from engine.weights import checkpoint
-from model import GPT, MIXER, GPTConfig
+from model import GPT, GPTConfig
 from train import TrainConfig, make_trainer, settings, train
 
 pytestmark = pytest.mark.usefixtures("poem_here")
@@ -126,18 +126,14 @@ def test_activation_checkpointing():
     """
     taken = []
     for recompute in False, True:
-        shape = dict(n_layer=4, n_embd=32, batch_size=16, activation_checkpointing=recompute)
-        shape |= dict(mlp="experts")
-        made = make_trainer(configure(**shape))
+        shape = dict(n_layer=4, n_embd=32, batch_size=16, mlp="experts")
+        made = make_trainer(configure(**shape, activation_checkpointing=recompute))
         taken.append(hardware.peak_bytes(made.try_step, CPU))
         copy.deepcopy(made.model)
     assert taken[1] < 0.8 * taken[0]
 
 
 # ---- the same run, cut or shared
-
-
-ADDED = [{"mixer": name} for name in MIXER] + [{"mlp": "experts"}, {"visible": "t5:2"}]
 
 
 @parametrize(
@@ -331,13 +327,8 @@ def test_a_run_without_wandb(tmp_path, monkeypatch):
 
 def test_few_lines_in_a_log(flags, tmp_path):
     """Catches a bar that writes a line for each logged step where nobody watches it."""
-    flags += [
-        "--log_interval=1",
-        "--max_iters=50",
-        "--eval_iters=1",
-        f"--out_dir={tmp_path / 'out'}",
-    ]
-    result = run_here("train.py", *flags)
+    short = "--log_interval=1", "--max_iters=50", "--eval_iters=1"
+    result = run_here("train.py", *flags, *short, f"--out_dir={tmp_path / 'out'}")
     assert result.returncode == 0 and result.stderr.count("step/s") <= 3, result.stderr
 
 

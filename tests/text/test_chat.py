@@ -6,7 +6,7 @@ import runpy
 
 import numpy as np
 import pytest
-from conftest import parametrize, refused, write_json
+from conftest import parametrize, refused, their_tokenizer, write_json
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -149,11 +149,11 @@ def published(folder, family):
 
 
 @parametrize("family", FAMILIES)
-def test_templates_of_others(family, tmp_path, transformers):
+def test_templates_of_others(family, tmp_path):
     """Catches another text or other ids than transformers has, or the wrong tokens learned."""
     folder = published(tmp_path, family)
     _, _, _, eos, pattern = FAMILIES[family]
-    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    theirs = their_tokenizer(folder)
     ours = ChatTemplate(chat_tokenizer(str(folder)))
 
     def learned(messages):

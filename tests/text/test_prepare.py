@@ -19,8 +19,8 @@ SCRIPT = "data/text/prepare.py"
 @pytest.fixture
 def name(tmp_path):
     """The name of a dataset that is removed after the test."""
-    yield f"test-{tmp_path.name}"
-    shutil.rmtree(dataset.DATA / f"test-{tmp_path.name}", ignore_errors=True)
+    yield f"test {tmp_path.name}"
+    shutil.rmtree(dataset.DATA / f"test {tmp_path.name}", ignore_errors=True)
 
 
 def texts_in(folder, **texts):
@@ -31,8 +31,8 @@ def texts_in(folder, **texts):
 
 
 def test_own_text_from_files_and_folders(tmp_path, name):
-    """Catches what people do most, train on their own text, failing for a folder or a language, and
-    a file that is read twice.
+    """Catches what people do most, train on their own text, failing for a folder or a language, a
+    file that is read twice, and a next command that cannot be typed.
     """
     texts = texts_in(tmp_path / "texts", a_txt="Füße 猫\n" * 40, _hidden="#" * 99)
     texts_in(texts / "deep", b_txt="ещё\n" * 40)
@@ -58,6 +58,7 @@ def test_own_text_from_files_and_folders(tmp_path, name):
     (texts / "picture.png").unlink()
     printed = output_of(SCRIPT, "--input", texts, f"--name={name}", "--encoding=cp1252")
     assert printed.count("left out") == 1 and "zero.md is not CP1252 text" in printed
+    assert f'python train.py --dataset="{name}"' in printed
     assert "ß" in "".join(dataset.load_dataset(name, 8).tokenizer.characters)
 
 

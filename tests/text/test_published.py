@@ -1,10 +1,9 @@
 """Tokenizers as others publish them: what any file of their folder says is read, or refused."""
 
 import json
-from pathlib import Path
 
 import pytest
-from conftest import parametrize, refused, same_ids, write_json
+from conftest import parametrize, refused, same_ids, their_tokenizer, write_json
 
 from engine.common.files import read_json
 from engine.decoding.text import Text
@@ -66,13 +65,13 @@ ADDED = {  # of tokenizer_config.json, but for the last two
 
 
 @parametrize("name", ADDED)
-def test_added_tokens(name, folder, transformers):
+def test_added_tokens(name, folder):
     """Catches a special token that is only its characters, and another id than transformers'."""
     if name.startswith(MAP):
         write_json(folder / MAP, ADDED[name])
     else:
         configure(folder, **ADDED[name])
-    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    theirs = their_tokenizer(folder)
     ours = tokenizer_from_folder(folder)
     for text in TEXTS:
         expected = theirs(text, add_special_tokens=False)["input_ids"]
@@ -90,14 +89,14 @@ def test_added_tokens_json(folder):
 
 
 @parametrize("about", [{}, {"added_tokens_decoder": {"260": flags(ENDS, lstrip=True)}}])
-def test_what_two_files_say(about, folder, transformers):
+def test_what_two_files_say(about, folder):
     """Catches the flags or the end of another file than the one that counts for transformers."""
     content = read_json(folder / "tokenizer.json")
     content["added_tokens"] = [{"id": 260} | flags(ENDS)]
     write_json(folder / "tokenizer.json", content)
     configure(folder, eos_token=ENDS, **about)
     write_json(folder / MAP, {"eos_token": STARTS})
-    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    theirs = their_tokenizer(folder)
     ours = tokenizer_from_folder(folder)
     text = "a <|im_end|> <|im_start|>"
     assert ours.encode(text, allow_special=True).tolist() == theirs(text)["input_ids"]
@@ -188,13 +187,13 @@ def test_no_template_to_take(about, message, folder):
         chat_tokenizer(str(folder))
 
 
-def test_names_of_a_template(folder, transformers):
+def test_names_of_a_template(folder):
     """Catches a token that a template names, and that renders as nothing."""
     template = "{{ pad_token + image + tool_token }}" + BARE
     names = dict(pad_token="<pad>", extra_special_tokens={"image": "<i>"}, tool_token="<t>")
     configure(folder, chat_template=template, **names)
     messages = [{"role": "user", "content": "Hi"}]
-    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    theirs = their_tokenizer(folder)
     expected = theirs.apply_chat_template(messages, tokenize=False)
     found = ChatTemplate(chat_tokenizer(str(folder))).render(messages)
     assert found == expected == "<pad><i><t>HiX"
@@ -203,17 +202,17 @@ def test_names_of_a_template(folder, transformers):
 # ---- GPT-2's older files
 
 
-def test_vocab_and_merges(folder, transformers):
+def test_vocab_and_merges(folder):
     """Catches ids of OpenAI's GPT-2 for a model with a vocabulary of its own."""
     content = read_json(folder / "tokenizer.json")["model"]
     vocabulary = content["vocab"] | {"<|endoftext|>": SIZE + 1}
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in content["merges"]]
-    Path(folder, "tokenizer.json").unlink()
+    (folder / "tokenizer.json").unlink()
     write_json(folder / "vocab.json", vocabulary)
     (folder / "merges.txt").write_text("#version: 0.2\n" + "\n".join(merges))
     write_json(folder / "config.json", {"model_type": "gpt2"})
     configure(folder, tokenizer_class="GPT2Tokenizer")
-    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    theirs = their_tokenizer(folder)
     ours = tokenizer_from_folder(folder)
     for text in [*TEXTS, "Hi there.<|endoftext|>Füße 猫"]:
         assert ours.encode(text, allow_special=True).tolist() == theirs(text)["input_ids"], text

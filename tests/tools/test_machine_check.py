@@ -1,7 +1,7 @@
 """Does this machine compute attention right? One that does not is found out."""
 
 import torch
-from conftest import parametrize
+from conftest import CPU, parametrize
 
 from attention import causal, fused
 from tools.shared import machine_check
@@ -44,7 +44,7 @@ def test_a_wrong_machine(mistake, dtypes, part, monkeypatch, capsys):
         return mistake(q, v, fused(q, k, v, visible))
 
     monkeypatch.setattr(machine_check, "ATTENTION", {"fused": fused, "wrong": wrong})
-    assert not machine_check.check_machine(torch.device("cpu"))
+    assert not machine_check.check_machine(CPU)
     printed = capsys.readouterr().out
     lines = [line for line in printed.splitlines() if " of " in line and line[0] != "|"]
     assert all(line.startswith("wrong in ") for line in lines)

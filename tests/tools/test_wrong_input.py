@@ -9,7 +9,6 @@ from engine.text.tokenizer import create_tokenizer
 MINE = "data/text/prepare.py --name=test-bad"
 LINES = {
     "attention.py lookup": "choose from two-tokens, look-up",
-    "train.py --out_dri=x": "unknown setting 'out_dri': did",
     "sample.py --out_dri=x": "unknown setting 'out_dri': did",
     "data/chat/prepare.py": "--input is missing: which files",
     "data/chat/prepare.py --input=/nowhere": "there is no file or folder /nowhere",
@@ -20,7 +19,6 @@ LINES = {
     f"{MINE} --input={{}}/none": "No such file or directory",
     f"{MINE} --input={{}}/empty": "found no text in ",
     "data/text/prepare.py --input={}/word --name=stdlib": "--name=stdlib must be a folder's name",
-    "data/text/prepare.py --input={}/word --name=..": "--name=..",
     "-m experiments.scaling --seeds=0": "seeds=0 must be at least 1",
     "-m experiments.translate --models=none,luong": "models='luong' is unknown",
     "-m tools.answers --out_dir={}/out --dataset={}/poem": "has no conversations",

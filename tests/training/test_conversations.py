@@ -189,19 +189,16 @@ TEMPLATE = (
 )
 
 
-def llama_folder(folder):
-    """A Llama as it is published, with random weights and a chat template."""
-    tokenizer = with_special_tokens(create_tokenizer("byte"), ["<s>", "</s>"])
-    tokenizer.chat = dict(template=TEMPLATE, bos_token="<s>", eos_token="</s>")
-    save("run", tiny(block_size=128, vocab_size=258, **LLAMA), encoding=tokenizer)
-    export(ExportConfig(out_dir="run", to=folder))
-
-
 def test_a_published_model(here, tmp_path, capsys):
     """Catches a model of others whose template or tokens are lost on the way to a checkpoint, and
     from there to an answer.
     """
-    llama_folder("llama")
+    # A Llama as it is published, with random weights and a chat template.
+    tokenizer = with_special_tokens(create_tokenizer("byte"), ["<s>", "</s>"])
+    tokenizer.chat = dict(template=TEMPLATE, bos_token="<s>", eos_token="</s>")
+    save("run", tiny(block_size=128, vocab_size=258, **LLAMA), encoding=tokenizer)
+    export(ExportConfig(out_dir="run", to="llama"))
+
     write("talk", "llama")
     train(configure(init_from="llama", lora_rank=4, learning_rate=1e-2, max_iters=30))
     printed = capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""What is added is used: a run that resumes, and each tool that reads a model, or one line."""
+"""What is added is used, by each tool that reads a model too, or refused in one line."""
 
 import contextlib
 
@@ -6,17 +6,15 @@ import pytest
 import torch
 import torch._dynamo
 from conftest import parametrize, put, refused, save
-from mechanisms import MECHANISMS, assert_same, ids, random_model
+from mechanisms import ADDED, MECHANISMS, assert_same, ids, random_model
 
 from engine.common.settings import parse_settings
 from engine.weights import checkpoint, families, lora
-from model import GPT, MIXER, MODERN, GPTConfig
+from model import GPT, MODERN, GPTConfig
 from tools import census, export
 from tools.shared import live
 from tools.shared.inspection import attention_maps
 from train import TrainConfig
-
-ADDED = [{"mixer": name} for name in MIXER] + [{"mlp": "experts"}, {"visible": "t5:2"}]
 
 
 def test_the_loss_stays_the_cross_entropy():

@@ -177,7 +177,6 @@ def test_many_files(tmp_path):
     load("is or has an adapter of PEFT: merge it")
     for file, message in (
         ("adapter_config.json", "adapter of PEFT"),
-        ("adapter_model.safetensors", "adapter of PEFT"),
         ("pytorch_model.bin", "pickle"),
         ("ckpt.pt", "it is nanoGPT's"),
         ("model.gguf", "config.json"),
@@ -187,8 +186,8 @@ def test_many_files(tmp_path):
         (folder / file).write_text("{}")  # alone
         with refused(message):
             GPT.from_pretrained(pretrained.folder_of(folder))
-        with refused("is neither a folder nor"):
-            pretrained.folder_of(folder / file)
+    with refused("is neither a folder nor"):
+        pretrained.folder_of("config/minute.toml")
 
 
 LOAD = """

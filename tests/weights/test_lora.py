@@ -111,7 +111,7 @@ def test_two_processes(tune, poem, tmp_path):
 
 @torch.no_grad()
 @parametrize("shape", [{}, LLAMA | dict(tie_weights=False, n_kv_head=2)], ids=["gpt2", "llama"])
-def test_merged_and_exported(tmp_path, monkeypatch, shape, transformers):
+def test_merged_and_exported(tmp_path, monkeypatch, shape):
     """Catches a scale, a matrix or a part of one that a merged model or PEFT's adapter lacks."""
     monkeypatch.chdir(tmp_path)
     expected = adapted(tmp_path, **shape)(IDX, IDX)[0]
@@ -125,6 +125,7 @@ def test_merged_and_exported(tmp_path, monkeypatch, shape, transformers):
     exported = export(ExportConfig(to="merged"))
     assert torch.equal(GPT.from_pretrained(exported)(IDX, IDX)[0], merged(IDX, IDX)[0])
     peft = pytest.importorskip("peft")
+    transformers = pytest.importorskip("transformers")
     theirs = transformers.AutoModelForCausalLM.from_pretrained(
         export(ExportConfig(out_dir="base", to="base-hf"))
     )
