@@ -19,7 +19,7 @@ from exercises.shared.edits import edits, in_turns
 
 SECONDS = 2.5  # of a processor, for the search: the likely edits come first
 GETS = "These are the numbers that one gets if"
-MENDS = "Your file is right if"
+MENDS = "It is right with this edit of your file:"
 
 
 def causes(exercise, own, theirs, source):

@@ -19,7 +19,7 @@ def edits(source, other="", sizes=()):
     other: a source with steps that it may lack. sizes: names that it may use, such as D.
     """
     nodes = parsed(source)
-    names = {*re.findall(r"\b([A-Za-z]\w*)(?=[,)]| =| in )", source), "0", "1", "True"}
+    names = {*re.findall(r"\b([^\W\d]\w*)(?=[,)]| =| in )", source), "0", "1", "True"}
     scales = [scale.format(size) for size in sizes for scale in SCALES]
     again = dict.fromkeys(step for *_, step in steps(nodes + parsed(other)))
     likely = (
@@ -92,7 +92,7 @@ def at_the_ends(nodes, actions):
             for a, b in itertools.combinations_with_replacement([x.arg for x in node.args.args], 2):
                 yield at, f"{a}, {b} = {b}, {a}{end}"
                 for action in actions:
-                    lines = (f"{x} = {of(x, action)}{end}" for x in {a: 1, b: 1})
+                    lines = (f"{x} = {of(x, action)}{end}" for x in {a, b})
                     yield at, "".join(lines)
         elif isinstance(node, ast.Return):
             results = [node.value, *getattr(node.value, "elts", [])]
