@@ -93,7 +93,7 @@ def agreement(exercise, text, scope, wanted, slopes, error):
     """
     scope = dict(scope)
     count = 0
-    with limit(0.1):  # it may not run, or never end
+    with torch.enable_grad(), limit(0.1):  # it may not run, or never end
         exec(text, scope)
         for graph in [False, True][: 1 + slopes]:  # most differ in values already
             for case, right in wanted:
