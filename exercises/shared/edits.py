@@ -87,8 +87,9 @@ def at_the_ends(nodes, actions):
     """Something is done to an argument, to two of them, or to a result; two are exchanged."""
     for node in nodes:
         if isinstance(node, ast.FunctionDef):
-            at = slice(node.body[0].at.start, node.body[0].at.start)
-            end = "\n" + " " * node.body[0].col_offset
+            first = node.body[0]
+            at = slice(first.at.start, first.at.start)
+            end = "\n" + " " * first.col_offset
             for a, b in itertools.combinations_with_replacement([x.arg for x in node.args.args], 2):
                 yield at, f"{a}, {b} = {b}, {a}{end}"
                 for action in actions:
