@@ -19,7 +19,7 @@ from exercises.shared.edits import edits, in_turns
 
 SECONDS = 2.5  # of a processor, for the search: the likely edits come first
 GETS = "These are the numbers that one gets if"
-MENDS = "Your file is right if"
+MENDS = "It is right with this edit of your file:"
 
 
 def causes(exercise, own, theirs, source):
@@ -93,7 +93,7 @@ def agreement(exercise, text, scope, wanted, slopes, error):
     """
     scope = dict(scope)
     count = 0
-    with limit(0.03):  # it may not run, or never end
+    with torch.enable_grad(), limit(0.1):  # it may not run, or never end
         exec(text, scope)
         for graph in [False, True][: 1 + slopes]:  # most differ in values already
             for case, right in wanted:

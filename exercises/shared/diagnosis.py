@@ -44,6 +44,7 @@ def symptoms(theirs, exercise, own):
     if all(same(a["values"], b["values"]) for _, a, b in own):
         yield "The values are right: a part is cut off from the gradient (detach, item, no_grad),"
         yield "or has none, as where NaN is replaced after it has come."
+        return
     for case, got, expected in reversed(wrong):
         seen = []
         for n, (a, b) in enumerate(zip(got["values"], expected["values"]), 1):

@@ -19,7 +19,7 @@ def edits(source, other="", sizes=()):
     other: a source with steps that it may lack. sizes: names that it may use, such as D.
     """
     nodes = parsed(source)
-    names = {*re.findall(r"\b([A-Za-z]\w*)(?=[,)]| =| in )", source), "0", "1", "True"}
+    names = {*re.findall(r"\b([^\W\d]\w*)(?=[,)]| =| in )", source), "0", "1", "True"}
     scales = [scale.format(size) for size in sizes for scale in SCALES]
     again = dict.fromkeys(step for *_, step in steps(nodes + parsed(other)))
     likely = (
@@ -87,12 +87,13 @@ def at_the_ends(nodes, actions):
     """Something is done to an argument, to two of them, or to a result; two are exchanged."""
     for node in nodes:
         if isinstance(node, ast.FunctionDef):
-            at = slice(node.body[0].at.start, node.body[0].at.start)
-            end = "\n" + " " * node.body[0].col_offset
+            first = node.body[0]
+            at = slice(first.at.start, first.at.start)
+            end = "\n" + " " * first.col_offset
             for a, b in itertools.combinations_with_replacement([x.arg for x in node.args.args], 2):
                 yield at, f"{a}, {b} = {b}, {a}{end}"
                 for action in actions:
-                    lines = (f"{x} = {of(x, action)}{end}" for x in {a: 1, b: 1})
+                    lines = (f"{x} = {of(x, action)}{end}" for x in {a, b})
                     yield at, "".join(lines)
         elif isinstance(node, ast.Return):
             results = [node.value, *getattr(node.value, "elts", [])]

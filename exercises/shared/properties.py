@@ -33,7 +33,7 @@ def simple(theirs, exercise, label, call, *arguments):
     for name, x in inputs.items():
         for value in [0, 1] if is_float(x) else []:
             case = label, call, *(inputs | {name: torch.full_like(x, value)}).values()
-            with limit(0.1), torch.no_grad():
+            with torch.no_grad(), limit(0.1):
                 if same(*(outcome(who, exercise, *case)["values"] for who in (theirs, exercise))):
                     yield f"{name} = {value}"
 

@@ -19,9 +19,13 @@ def parsed(source):
     nodes = []
     with contextlib.suppress(SyntaxError):
         nodes = [node for node in ast.walk(ast.parse(source)) if hasattr(node, "lineno")]
+
+    def place(line, column):  # which counts bytes of UTF-8
+        return starts[line - 1] + len(lines[line - 1].encode()[:column].decode())
+
     for node in nodes:
-        first = starts[node.lineno - 1] + node.col_offset
-        node.at = slice(first, starts[node.end_lineno - 1] + node.end_col_offset)
+        first = place(node.lineno, node.col_offset)
+        node.at = slice(first, place(node.end_lineno, node.end_col_offset))
         node.text = source[node.at]
         node.is_value = isinstance(getattr(node, "ctx", node), ast.Load | ast.expr)
         node.is_value &= source[node.at.stop :][:1] != "(" and node.text not in MODULES

@@ -1,4 +1,4 @@
-"""What edits of a solution put there: see edits.py. Items end with a semicolon."""
+"""What edits of a solution put there: see edits.py. A semicolon stands between items."""
 
 WORDS = """
 True False; triu tril; + - * /; & |; and or; < <= > >= == !=; -1 -2 0 1 2 (0,1) (1,2) (0,1,2,3);

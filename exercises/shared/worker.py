@@ -23,6 +23,7 @@ MEGABYTES = 16  # that it may print
 IN_WORDS = {  # what an error's text has, as a regular expression, and what it means
     "place operation": "it changes an argument in place, or what its gradient needs",
     "DefaultCPUAllocator|MemoryError": f"it needs more than {GIGABYTES} GB of memory",
+    "'types.SimpleNamespace'": "your file does not define this function",
     "NotImplementedError: $": "it is still to be written",
     "File too large": f"it prints more than {MEGABYTES} MB",
 }
@@ -77,8 +78,7 @@ def main(name, path, to, output, folder):
             triples.append((case, outcome(theirs, exercise, *case), right))
         if wrong := first_wrong(triples):
             lines = differences(exercise, *wrong)
-            source = Path(path).read_text(encoding="utf-8")
-            for more in reasons(theirs, exercise, triples, source):
+            for more in reasons(theirs, exercise, triples, Path(path).read_bytes()):
                 keep(False, *lines, *more)
         else:
             keep(True, f"Right, in all {len(expected)} cases. Read on: {definition.ORDER[name]}")

@@ -312,6 +312,12 @@ def test_a_hostile_file(body, tmp_path, monkeypatch):
         assert f"{path}, line " in report
 
 
+def test_names_that_are_not_ascii(tmp_path):
+    """Catches an edit in the wrong place: a syntax tree counts bytes."""
+    body = "κ = k.mT / q.shape[-1] ** 0.5\n    return (κ.mT @ q.mT).mT.sinh()"
+    assert runner.check("scores", learners_file(tmp_path, body))[1][-1].endswith("(κ.mT @ q.mT).mT")
+
+
 def test_a_check_that_fails(tmp_path, monkeypatch):
     """Catches a machine's failure of which the learner's file is accused, or without a cause."""
     lines = runner.check("no_such", learners_file(tmp_path, "return q"))[1]
