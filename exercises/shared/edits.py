@@ -10,7 +10,7 @@ import itertools
 import re
 
 from exercises.shared.source import of, parsed, put, steps
-from exercises.shared.words import INSIDE, SCALES, WHOLE, WORDS
+from exercises.shared.words import ACTIONS, WORDS
 
 
 def edits(source, other="", sizes=()):
@@ -20,18 +20,17 @@ def edits(source, other="", sizes=()):
     """
     nodes = parsed(source)
     names = {*re.findall(r"\b([^\W\d]\w*)(?=[,)]| =| in )", source), "0", "1", "True"}
-    scales = [scale.format(size) for size in sizes for scale in SCALES]
     again = dict.fromkeys(step for *_, step in steps(nodes + parsed(other)))
     likely = (
         missing(nodes),
         words(source),
         exchanged(nodes, source),
-        inside(nodes, INSIDE[:4]),
+        inside(nodes, ACTIONS[:4]),
         others(nodes, [*sorted(names), *sizes]),
     )
     further = [inside(nodes, again), elsewhere(source)]
     if not other:
-        further += at_the_ends(nodes, [*INSIDE, *WHOLE, *scales]), inside(nodes, INSIDE[4:])
+        further.append(inside(nodes, ACTIONS[4:]))
     for edit in itertools.chain(*likely, in_turns(further)):
         yield put(source, *edit)
 
@@ -81,24 +80,6 @@ def others(nodes, names):
     for node in nodes:
         if node.is_value:
             yield from ((node.at, name) for name in names)
-
-
-def at_the_ends(nodes, actions):
-    """Something is done to an argument, to two of them, or to a result; two are exchanged."""
-    for node in nodes:
-        if isinstance(node, ast.FunctionDef):
-            first = node.body[0]
-            at = slice(first.at.start, first.at.start)
-            end = "\n" + " " * first.col_offset
-            for a, b in itertools.combinations_with_replacement([x.arg for x in node.args.args], 2):
-                yield at, f"{a}, {b} = {b}, {a}{end}"
-                for action in actions:
-                    lines = (f"{x} = {of(x, action)}{end}" for x in {a, b})
-                    yield at, "".join(lines)
-        elif isinstance(node, ast.Return):
-            results = [node.value, *getattr(node.value, "elts", [])]
-            for x, action in itertools.product(results, actions):
-                yield x.at, of(x.text, action)
 
 
 def inside(nodes, actions):

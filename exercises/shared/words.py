@@ -6,16 +6,14 @@ True False; triu tril; + - * /; & |; and or; < <= > >= == !=; -1 -2 0 1 2 (0,1) 
 gelu relu silu tanh sigmoid elu softplus sin; softmax sigmoid log_softmax; exp exp2 sigmoid;
 -torch.inf -1000000000.0 0.0 -1.0 -10.0 -100.0
 """.split(";")  # of which one is taken for another
-INSIDE = """
+ACTIONS = """
 _ + 1; _ - 1; -_; _.detach(); _.exp(); _.exp() / _.exp().sum(-1, keepdim=True); _.mT; 1 - _;
 2 * _; _ / 2; _ * _; _ ** 0.5; _[:1]; _.abs();
 _.tril(); _.softmax(-1); _.relu(); _.softmax(0); _.softmax(1); _.softmax(-2);
 _.flatten(-2).softmax(-1).view_as(_); _.roll(1, -1);
 _.mT.reshape(_.shape); _.swapaxes(1, 2).reshape(_.shape); _.mean(-1, keepdim=True);
 _ - _.mean(-1, keepdim=True); _ / _.sum(-1, keepdim=True); _ / _.norm(dim=-1, keepdim=True);
-F.gelu(_, approximate='tanh'); _ * (1.702 * _).sigmoid()
-""".split(";")  # what may be done to any _
-WHOLE = """
+F.gelu(_, approximate='tanh'); _ * (1.702 * _).sigmoid();
 _[::-1]; _[1], _[0], *_[2:]; _[1:]; _[:-1]; [_[0], *_]; [*_, _[-1]];
 ~_; 0 * _; 0 * _ + 1; 1 / _; _ | True; (_ | True).tril();
 _.log(); 2 ** _.log(); _ * math.log(2); _ / math.log(2); _.flip(-1); _.flip(-2); _.roll(-1, -1);
@@ -23,5 +21,4 @@ _.roll(1, -2); _.roll(-1, -2); _.swapaxes(0, 1); _.reshape(_.mT.shape).mT;
 _.sum(1, keepdim=True).expand_as(_); _.sort(-1, descending=True)[0];
 _.unflatten(-1, (-1, 2)).flip(-1).flatten(-2);
 _.unflatten(-1, (-1, 2)).mT.flatten(-2); _.unflatten(-1, (2, -1)).mT.flatten(-2)
-""".split(";")  # what may be done to an argument or a result _, too
-SCALES = "_ * {0}", "_ / {0}", "_ * {0} ** 0.5", "_ / {0} ** 0.5"
+""".split(";")  # what may be done to any value _
