@@ -52,7 +52,7 @@ def symptoms(theirs, exercise, own):
                 seen += [f"result {n}: {text}" for text in traits(a, b, sizes_in(case[0]))]
         if found := ", ".join(simple(theirs, exercise, *case)):
             seen.append(f"it is right if everywhere one of these holds: {found}")
-        with limit(0.7):  # theirs may not take other inputs
+        with limit(0.3):  # theirs may not take other inputs
             seen += itertools.islice(dependence(theirs, exercise, *case), 6)
         if seen:
             yield from [f"In {case[0]}:", *(f"  {text}" for text in seen)]
