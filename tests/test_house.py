@@ -55,7 +55,7 @@ F_STRING_END = getattr(tokenize, "FSTRING_END", None)
 # each variant against its definition in plain words.
 READ = {tokenize.NAME, tokenize.NUMBER, tokenize.STRING, tokenize.OP, F_STRING}
 BUDGET = {
-    (*(f"{name}.py" for name in sorted(TOP)), "engine", "data"): 47_800,
+    (*(f"{name}.py" for name in sorted(TOP)), "engine", "data"): 47_810,
     ("variants",): 2_500,
     ("tools", "benchmarks"): 18_450,
     ("experiments",): 31_000,

@@ -104,8 +104,9 @@ def at_least(least, settings, *names, most=10**12):
     """
     for name in names:
         value = getattr(settings, name)
+        bound = f"at most {most:,}" if value > most else f"at least {least}"
         if not least <= value <= most:
-            raise ValueError(f"{name}={value} must be at least {least}, at most {most:,}")
+            raise ValueError(f"{name}={value} must be {bound}")
 
 
 def check_heads(n_embd, n_head, n_kv_head=None, head_size=None):

@@ -86,7 +86,6 @@ def gradients(values, leaves):
 @contextlib.contextmanager
 def limit(seconds):
     """Suppress errors, also of what takes longer than this. Windows has no such timer."""
-
     with contextlib.suppress(Exception):
         try:
             ring(seconds)
@@ -104,5 +103,5 @@ def stop(*_):
     raise TimeoutError
 
 
-if hasattr(signal, "SIGPROF"):
+if hasattr(signal, "SIGPROF"):  # once, since the search sets the timer thousands of times
     signal.signal(signal.SIGPROF, stop)
