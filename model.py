@@ -612,7 +612,7 @@ class GPT(nn.Module):
         folder = pretrained.folder_of(name_or_folder)
         if checkpoint.is_ours(folder):
             return cls.from_checkpoint(folder, base=base, **changes)
-        return cls.from_weights(*pretrained.load_pretrained(folder), folder, **changes)
+        return cls.from_weights(*pretrained.load_pretrained(folder), folder, base, **changes)
 
     @classmethod
     def from_checkpoint(cls, folder, merge=True, base="", **changes):
@@ -627,14 +627,16 @@ class GPT(nn.Module):
                 lora.merge(model)
             return model
         weights = checkpoint.load_tensors(folder, "model.safetensors")
-        return cls.from_weights(saved["model"], weights, folder, **changes)
+        return cls.from_weights(saved["model"], weights, folder, base, **changes)
 
     @classmethod
-    def from_weights(cls, config, weights, source, **changes):
+    def from_weights(cls, config, weights, source, base="", **changes):
         """A model of a config (dict) and weights (name -> tensor), taken without a copy.
 
-        source: their name in errors.
+        source: their name in errors. base: must be empty, as they are all of the model.
         """
+        if base:
+            raise ValueError(f"base={base} is for a LoRA adapter, and {source} is none")
         config = checkpoint.restore_settings(GPTConfig, config | changes, source)
         with WithoutInit():
             model = cls(config)

@@ -24,7 +24,13 @@ import torch
 from attention import ATTENTION, attention_weights
 from engine.common import processes
 from engine.common.errors import at_least, choose, one_line_errors
-from engine.common.files import folder_lock, path_from_here, sha256_of_code
+from engine.common.files import (
+    folder_lock,
+    list_checkpoints,
+    path_from_here,
+    sha256_of_code,
+    step_of,
+)
 from engine.common.hardware import pick_device, set_threads
 from engine.common.processes import Signals, print0
 from engine.common.settings import given_settings, leading_presets, preset_settings
@@ -202,6 +208,8 @@ class TrainConfig(GPTConfig):
             raise ValueError("minutes is for a new run: one that is resumed keeps its max_iters")
         if self.sample_prompt and self.parallel == "fsdp":
             raise ValueError("sample_prompt needs a whole model in each process: --parallel=ddp")
+        if self.base and self.init_from != "resume":
+            raise ValueError(f"base={self.base} is for an adapter that --init_from=resume resumes")
         if self.lora_rank and self.init_from == "scratch":
             raise ValueError(
                 f"lora_rank={self.lora_rank} tunes a model that exists: give --init_from=FOLDER"
@@ -329,6 +337,8 @@ def make_trainer(config):
     with processes.together():
         device = processes.own_device(pick_device(config.device))
         data = dataset.load_dataset(config.dataset, config.block_size, config.data_tokenizer)
+        if config.data_tokenizer and data.hashes["train"]:
+            raise ValueError("data_tokenizer: the dataset has a meta.json, which names its own")
         if processes.rank() == 0:
             model, saved = build_model(config, data)
     model, saved = first_model(model, saved)
@@ -494,7 +504,7 @@ def settings(argv):
     given = given_settings(TrainConfig, argv)
     out_dir = given.get("out_dir", TrainConfig.out_dir)
     if given.get("init_from") == "auto":
-        found = checkpoint.list_checkpoints(out_dir)
+        found = list_checkpoints(out_dir)
         given["init_from"] = "resume" if found else "scratch"
         given.pop("minutes" if found else "checkpoint", None)  # it is for the other case
     init_from = given.get("init_from", TrainConfig.init_from)
@@ -532,7 +542,7 @@ def settings_to_resume(folder, changes):
     place = dict(init_from="resume", out_dir=str(folder.parent), checkpoint=folder.name)
     check_model(folder, before, changes)
     config = replace(before, **changes | place)
-    step = checkpoint.step_of(folder)
+    step = step_of(folder)
     if step >= config.max_iters and not config.eval_only:
         print0(f"note: nothing is left to train: give --max_iters above {step}")
     return config

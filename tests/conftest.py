@@ -29,7 +29,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch  # noqa: E402
 
 from engine.common import hardware  # noqa: E402
-from engine.common.files import read_json, sha256_of_file  # noqa: E402
+from engine.common.files import list_checkpoints, read_json, sha256_of_file, step_of  # noqa: E402
 from engine.text import dataset  # noqa: E402
 from engine.weights import checkpoint  # noqa: E402
 from model import GPT, GPTConfig  # noqa: E402
@@ -363,7 +363,7 @@ def newest(out_dir):
 
 def steps(out_dir):
     """The steps of all checkpoints."""
-    return [checkpoint.step_of(folder) for folder in checkpoint.list_checkpoints(out_dir)]
+    return [step_of(folder) for folder in list_checkpoints(out_dir)]
 
 
 def weights(out_dir):

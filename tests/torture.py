@@ -49,6 +49,7 @@ from conftest import (  # noqa: E402
     text_file,
 )
 
+from engine.common.files import list_checkpoints, step_of  # noqa: E402
 from engine.text import dataset  # noqa: E402
 from engine.weights import checkpoint  # noqa: E402
 
@@ -146,8 +147,8 @@ def kills(rng, _):
 def lost(name, printed):
     """Yield what is wrong after a kill: a checkpoint gone or damaged, or files not complete."""
     if name == "out":
-        there = checkpoint.list_checkpoints(CASE / name)
-        newest = checkpoint.step_of(there[-1]) if there else 0
+        there = list_checkpoints(CASE / name)
+        newest = step_of(there[-1]) if there else 0
         if any(int(step) > newest for step in re.findall(r"^step (\d+)", printed, re.M)):
             yield f"lost: what came after step {newest}"
         for folder, file in itertools.product(there, checkpoint.FILES):

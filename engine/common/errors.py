@@ -90,14 +90,20 @@ def parse_spec(setting, spec, known):
     name, _, numbers = spec.partition(":")
     make = choose(setting, name, known)
     try:
-        return make(*[int(text) for text in numbers.split(",") if text])
+        values = [int(text) for text in numbers.split(",") if text]
+        if max(values, default=0) > MOST:
+            raise ValueError(f"a number must be at most {MOST:,}")
+        return make(*values)
     except (TypeError, ValueError) as error:  # TypeError: too few numbers, or too many
         parameters = ",".join(inspect.signature(make).parameters)
         form = f"{name}:{parameters}".rstrip(":")
         raise ValueError(f"{setting}={spec}: {error}; write it as {form}") from None
 
 
-def at_least(least, settings, *names, most=10**12):
+MOST = 10**12
+
+
+def at_least(least, settings, *names, most=MOST):
     """ValueError for the first of these settings below least, above most, or not a number.
 
     most: by default more than any machine holds or counts to.

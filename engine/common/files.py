@@ -68,18 +68,36 @@ def atomic_write(path, content):
 
 
 @contextlib.contextmanager
-def folder_lock(folder):
+def folder_lock(folder, name=".lock", timeout=0):
     """Make a folder if it is missing, and lock it; ValueError if another process has locked it.
 
-    The system releases the lock when the process ends, however it ends.
+    name: of the lock. timeout: the seconds to wait for it; -1: for ever. The system releases the
+    lock when the process ends, however it ends. A folder that is still empty is removed.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    lock = folder / name
     try:
-        with FileLock(folder / ".lock", timeout=0):
-            yield
+        with FileLock(lock, timeout=timeout):
+            try:
+                yield
+            finally:
+                with contextlib.suppress(OSError):  # Windows removes what is open no sooner
+                    lock.unlink()
+                    folder.rmdir()
     except Timeout:
         remedy = "wait for it, or choose another folder"
         raise ValueError(f"{folder} is in use by another process: {remedy}") from None
+
+
+def step_of(folder):
+    """Return the step of a checkpoint, which is in the name of its folder."""
+    return int(folder.name.removeprefix("step_"))
+
+
+def list_checkpoints(out_dir):
+    """Return the folders of the complete checkpoints, oldest first."""
+    found = Path(out_dir).glob("step_*/")
+    return sorted((path for path in found if path.name[len("step_") :].isdecimal()), key=step_of)
 
 
 def sha256_of(chunks):

@@ -49,15 +49,28 @@ def given_settings(cls, argv):
 
 def preset_settings(cls, path):
     """Return {key: value} of the settings that a preset gives, as cls has them."""
-    kinds = typing.get_type_hints(cls)
-    words = []
-    for key, value in read_toml(path).items():
-        several = isinstance(value, list) and typing.get_origin(kinds.get(key)) is tuple
-        words += [f"--{key}={item}" for item in (value if several else [value])]
+    content = read_toml(path)
     try:
-        return parse_words(cls, words)
+        return read_settings(cls, content)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
+
+
+def read_settings(cls, content):
+    """Return {key: value} for a dict of TOML or JSON, as cls has them.
+
+    ValueError as for a command line; also for text that stands for a number, or the reverse.
+    """
+    kinds = typing.get_type_hints(cls)
+    given = {}
+    for key, value in content.items():
+        several = typing.get_origin(kinds.get(key)) is tuple
+        items = value if several and isinstance(value, list) else [value]
+        given |= {key: ()} | parse_words(cls, [f"--{key}={item}" for item in items])
+        for item, read in zip(items, given[key] if several else [given[key]]):
+            if isinstance(item, str) != isinstance(read, str | Path):
+                raise ValueError(f"{key}={item!r} is not {in_words(choices(kinds[key]))}")
+    return given
 
 
 def parse_words(cls, words):
@@ -126,7 +139,7 @@ def make_parser(cls):
 def argument_options(kind):
     """Return add_argument's options for a type: its words, their number, and how each is read."""
     known = choices(kind)
-    names = " or ".join(PLAIN.get(choice, choice or "empty") for choice in known)
+    names = in_words(known)
 
     def read(word):
         for choice in known:
@@ -153,6 +166,11 @@ def choices(kind):
         return [*typing.get_args(kind)]
     parts = [part for part in typing.get_args(kind) if part not in (types.NoneType, ...)]
     return [choice for part in parts for choice in choices(part)] or [kind]
+
+
+def in_words(known):
+    """Return choices as one reads them: True or False or auto."""
+    return " or ".join(PLAIN.get(choice, choice or "empty") for choice in known)
 
 
 # A comment that is a heading; or a field, and its docstring.

@@ -12,10 +12,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from filelock import FileLock
 
 from engine.common.errors import library_errors
-from engine.common.files import read_json, sha256_of_file, sha256_of_json, shell_path
+from engine.common.files import folder_lock, read_json, sha256_of_file, sha256_of_json, shell_path
 from engine.text.preparation import (
     BEGINS,
     DATA,
@@ -91,7 +90,7 @@ def find_dataset(name):
     if not folder.is_dir():
         folder = Path(name)
     if name in INCLUDED and not (folder / "meta.json").exists():
-        with FileLock(folder / ".preparing"):  # another process may be at it
+        with folder_lock(folder, ".preparing", timeout=-1):  # another process may be at it
             if not (folder / "meta.json").exists():
                 prepare(name, folder)
     elif not all((folder / f"{split}.bin").is_file() for split in SPLITS):
@@ -149,10 +148,10 @@ def load_dataset(name, block_size, data_tokenizer=""):
 
 def read_meta(path):
     """Return meta.json with its dtype and its tokenizer as objects; ValueError if damaged."""
-    with library_errors(f"{path} is damaged", ": prepare the dataset again"):
+    with library_errors("the dataset cannot be read", ": prepare it again"):
         meta = read_json(path)
         if meta.pop("sha256", None) != sha256_of_json(meta):
-            raise ValueError("its sha256 is not its own")
+            raise ValueError(f"{path} is damaged (its sha256 is not its own)")
         meta["dtype"] = np.dtype(meta["dtype"]).newbyteorder("<")
         meta["tokenizer"] = tokenizer_from_spec(meta["tokenizer"])
         _ = [meta[split] for split in SPLITS]  # are there

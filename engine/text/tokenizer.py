@@ -19,7 +19,7 @@ import tiktoken
 import tokenizers
 
 from engine.common.errors import library_errors
-from engine.common.files import read_json
+from engine.common.files import list_checkpoints, read_json
 
 END_OF_TEXT = "<|endoftext|>"
 LEARNED_FROM = 100_000  # documents that bpe:VOCAB learns from, at most
@@ -419,10 +419,9 @@ def create_tokenizer(name, texts=()):
 
 def tokenizer_from_folder(folder):
     """Return the tokenizer of a run, a checkpoint or a published model."""
-    configs = [folder / "config.json", *folder.glob("step_*[0-9]/config.json")]
-    newest = max(configs, key=lambda path: (len(str(path)), path))
+    newest = [folder, *list_checkpoints(folder)][-1]
     with library_errors(f"{folder}: its tokenizer cannot be used"):
-        spec = json_in(newest).get("tokenizer")
+        spec = json_in(newest / "config.json").get("tokenizer")
         return tokenizer_from_spec(spec) if spec else published_tokenizer(folder)
 
 

@@ -16,7 +16,14 @@ from pathlib import Path
 
 from engine.common import processes
 from engine.common.errors import library_errors
-from engine.common.files import atomic_write, remove_path, shell_path, shell_quote
+from engine.common.files import (
+    atomic_write,
+    list_checkpoints,
+    remove_path,
+    shell_path,
+    shell_quote,
+    step_of,
+)
 from engine.common.hardware import peak_memory
 from engine.training import sharding
 from engine.weights import checkpoint
@@ -189,8 +196,8 @@ def start_run(out_dir, last):
     records = checkpoint.read_metrics(metrics).values()
     kept = [record for record in records if record["step"] <= last]
     evaluated = [record for record in records if record["step"] > last and "val_loss" in record]
-    folders = checkpoint.list_checkpoints(out_dir)
-    later = [folder for folder in folders if checkpoint.step_of(folder) > last]
+    folders = list_checkpoints(out_dir)
+    later = [folder for folder in folders if step_of(folder) > last]
     if later or evaluated:
         names = (f"previous-{n}" for n in itertools.count(1))
         aside = next(out_dir / name for name in names if not (out_dir / name).exists())
@@ -209,7 +216,7 @@ def start_run(out_dir, last):
 def prune_checkpoints(out_dir, keep):
     """Remove all checkpoints but the newest `keep` and the best; keep 0 removes none."""
     best = checkpoint.best_checkpoint(out_dir)
-    for folder in checkpoint.list_checkpoints(out_dir)[:-keep] if keep else []:
+    for folder in list_checkpoints(out_dir)[:-keep] if keep else []:
         if folder != best:
             # It loses its name first: a checkpoint that is half removed is none.
             shutil.rmtree(folder.rename(f"{folder}.partial"))

@@ -20,8 +20,15 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from engine.common.files import atomic_path, read_json, sha256_of_file, shell_path, shell_quote
-from engine.common.settings import parse_settings
+from engine.common.files import (
+    atomic_path,
+    list_checkpoints,
+    read_json,
+    sha256_of_file,
+    shell_path,
+    shell_quote,
+)
+from engine.common.settings import read_settings
 
 FILES = ("config.json", "model.safetensors", "trainer.json", "trainer.safetensors")
 
@@ -84,17 +91,6 @@ def folder_of(out_dir, step):
     return Path(out_dir) / f"step_{step:06d}"
 
 
-def step_of(folder):
-    """Return the step of a checkpoint, which is in the name of its folder."""
-    return int(folder.name.removeprefix("step_"))
-
-
-def list_checkpoints(out_dir):
-    """Return the folders of the complete checkpoints, oldest first."""
-    found = Path(out_dir).glob("step_*")
-    return sorted((path for path in found if path.name[len("step_") :].isdecimal()), key=step_of)
-
-
 def read_metrics(path):
     """Return the lines of a metrics.jsonl as a dict, step -> dict.
 
@@ -104,7 +100,10 @@ def read_metrics(path):
     for line in path.read_bytes().splitlines() if path.exists() else []:
         try:
             record = json.loads(line)
-            records[record["step"]] = record
+            step = record["step"]
+            if not (isinstance(step, int) and isinstance(record.get("val_loss", 0), int | float)):
+                raise TypeError
+            records[step] = record
         except (ValueError, TypeError, LookupError):
             print(f"note: damaged, and left out: {line[:40]} in {path}", file=sys.stderr)
     return records
@@ -138,8 +137,8 @@ def find_checkpoint(out_dir, which="latest"):
     if not folders:
         command = f"python {shell_path('train.py')} --out_dir={shell_quote(out_dir)}"
         raise ValueError(
-            f"there is no checkpoint in {out_dir}: train one with {command}, or give a model in "
-            "another layout as --init_from=FOLDER"
+            f"there is no checkpoint, with a manifest.json, in {out_dir}: train one with {command}, "
+            "or give a model in another layout as --init_from=FOLDER"
         )
     if which == "latest":
         return folders[-1]
@@ -246,6 +245,6 @@ def restore_settings(cls, saved, source):
     names the source, for one that this version does not have, or whose value is impossible.
     """
     try:
-        return parse_settings(cls, [f"--{name}={value}" for name, value in saved.items()])
+        return cls(**read_settings(cls, saved))
     except ValueError as error:
         raise ValueError(f"{source} does not fit this version of the code: {error}") from None

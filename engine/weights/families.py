@@ -183,7 +183,10 @@ def config_from_hugging_face(config):
     """
     kind = config.get("model_type")
     if kind not in FAMILIES:
-        raise ValueError(f"model_type={kind!r} is not built here: {', '.join(FAMILIES)} are")
+        raise ValueError(
+            f"model_type={kind!r} is not built here: {', '.join(FAMILIES)} are; a checkpoint of "
+            "train.py has a manifest.json"
+        )
     family = FAMILIES[kind]
     fields = dict(config)
     ours = read_settings(fields, family)

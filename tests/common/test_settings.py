@@ -91,6 +91,7 @@ REFUSED = {
     "--dropout=nan": "dropout=nan must be at least 0",
     f"--n_embd={10**13}": "n_embd=10000000000000 must be at most 1,000,000,000,000",
     "--batch_size=0": "batch_size=0 must be at least 1",
+    f"--visible=sliding_window:{10**20}": "a number must be at most 1,000,000,000,000",
     "--backend=nccl": "unknown setting 'backend': --help lists all settings",
     "config/train_gpt2.py": "; write nanoGPT's .py as TOML: x = false, not False",
     "--muon_steps=6": "muon_steps=6 must be at most 5",
@@ -112,6 +113,9 @@ def test_bad_settings(argument):
     [
         ("\ufeffn_layr = 3", r"x.toml: unknown setting 'n_layr': did you mean n_layer\?"),
         ("n_layer = [3, 4]", r"x.toml: .*'\[3, 4\]' is not a whole number"),
+        ('n_layer = "3"', "x.toml: n_layer='3' is not a whole number"),
+        ("out_dir = true", "x.toml: out_dir=True is not text"),
+        ('out_dir = ["a"]', r"x.toml: out_dir=\['a'\] is not text"),
         ("n_layer", "x.toml is not TOML"),
     ],
 )

@@ -92,7 +92,7 @@ def test_a_history_that_outgrows_the_context(model):
 
 
 def test_lines_of_messages(model, tmp_path):
-    """Catches an answer to other messages, and a damaged line that is not named."""
+    """Catches an answer to other messages, or to --start, and a damaged line that is not named."""
     question = says("user", "hi")
     asked = [
         [question],
@@ -108,7 +108,9 @@ def test_lines_of_messages(model, tmp_path):
         ends[line["ended"]] = ended
     assert ends == {"end_of_text": True, "length": False}
     unasked = json.dumps({"messages": asked[1][:3]})
-    command = ["sample.py", f"--out_dir={model.folder}", "--prompts=-"]
+    command = ["sample.py", f"--out_dir={model.folder}"]
+    assert "cannot encode" in complaint(run_here(*command, f"--start={lines[0]}"))  # as it is
+    command.append("--prompts=-")
     line = complaint(run_here(*command, typed=f"{lines[0]}\n{unasked}"))
     assert "--prompts, line 2: the last message is not a user's" in line
     assert "prompts=- has no line with a prompt" in complaint(run_here(*command, typed="\n"))

@@ -28,6 +28,7 @@ from mechanisms import ADDED, NoWaiting
 
 import model
 from engine.common import hardware
+from engine.common.files import list_checkpoints, step_of
 from engine.text import dataset
 from engine.training import sharding, trainer
 from engine.training.batches import TRAIN, validation_loss
@@ -219,7 +220,7 @@ def test_init_from_auto(flags):
         assert config.init_from == expected
         train(config)
     assert [line["step"] for line in metrics("out")] == [5, 10]
-    for folder in checkpoint.list_checkpoints("out"):
+    for folder in list_checkpoints("out"):
         (folder / "trainer.json").unlink()
     with refused("trainer.json is missing or damaged"):
         settings(flags)
@@ -277,7 +278,7 @@ def test_what_a_run_writes():
         assert line.keys() == names
     assert last["val_loss"] < lines[3]["val_loss"] < math.log(50)
     best = evaluated[min(evaluated)]
-    assert checkpoint.step_of(checkpoint.best_checkpoint("out")) == best
+    assert step_of(checkpoint.best_checkpoint("out")) == best
     assert {*steps("out")} == {50, 60, best}
 
 
@@ -421,6 +422,8 @@ REFUSED = {
     "--init_from=gpt2 --datset=x": "did you mean dataset",
     "--dataset=nothing": "dataset 'nothing' has no train.bin",
     "--dataset=poem --vocab_size=3": "vocab_size=3",
+    "--dataset=poem --data_tokenizer=gpt2": "the dataset has a meta.json",
+    "--dataset=poem --base=poem": "base=poem is for an adapter that",
     f"--seed={2**32}": "seed=4294967296 must be at most 4,294,967,295",
     "--beta2=1": "beta2=1.0 must be at least 0 and below 1",
 }

@@ -18,6 +18,7 @@ LINES = {
     f"{MINE} --input={{}}/latin --encoding=cp99": "is not CP99 text: unknown encoding: cp99",
     f"{MINE} --input={{}}/none": "No such file or directory",
     f"{MINE} --input={{}}/empty": "found no text in ",
+    f"{MINE} --input={{}}/letter": "there is no text, or too little",
     "data/text/prepare.py --input={}/word --name=stdlib": "--name=stdlib must be a folder's name",
     "-m experiments.scaling --seeds=0": "seeds=0 must be at least 1",
     "-m experiments.translate --models=none,luong": "models='luong' is unknown",

@@ -6,6 +6,8 @@ import os
 import torch
 from conftest import refused, tiny
 
+from engine.common.files import list_checkpoints
+from engine.text.tokenizer import create_tokenizer
 from engine.weights import checkpoint
 
 
@@ -24,14 +26,21 @@ def test_the_trainers_state(tmp_path):
 
 
 def test_finding(tmp_path):
-    """Catches steps sorted as text, best taken for latest, and a copy for a later step."""
+    """Catches steps sorted as text, best taken for latest, a copy or a file for a later step, and a
+    damaged line of metrics that ends the search.
+    """
     losses = {999_999: 1.0, 1_000_000: 2.0, 30: 3.0, 40: 0.5}
     lines = [json.dumps({"step": step, "val_loss": loss}) for step, loss in losses.items()]
+    lines += ['{"step": "x"}', '{"step": 30, "val_loss": null}', "3"]
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
     for step in 999_999, 1_000_000, 30:  # that of step 40 is gone
         saved(tmp_path, step)
-    (tmp_path / "step_1000000_2").mkdir()  # a copy; to int, a number
-    names = [folder.name for folder in checkpoint.list_checkpoints(tmp_path)]
+    copy = tmp_path / "step_1000000_2"  # to int, a number
+    copy.mkdir()
+    (copy / "config.json").write_text("{}")
+    (tmp_path / "step_2000000").touch()
+    assert create_tokenizer(str(tmp_path)).spec() == {"kind": "byte"}
+    names = [folder.name for folder in list_checkpoints(tmp_path)]
     assert names == ["step_000030", "step_999999", "step_1000000"]
     for which, name in ("latest", names[2]), ("best", names[1]), (names[0], names[0]):
         assert checkpoint.find_checkpoint(tmp_path, which).name == name

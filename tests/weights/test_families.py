@@ -107,10 +107,14 @@ def known_fields(kind):
 
 @parametrize("kind", FAMILIES)
 def test_fields(kind):
-    """Catches a field that changes the model and is ignored, or one that the table lacks."""
-    theirs = config_class(kind)().to_dict().items()
-    used = {name for name, value in theirs if value not in (None, False)}
+    """Catches a field that changes the model and is ignored, one that the table lacks, and another
+    value than transformers' where it is missing.
+    """
+    theirs = config_class(kind)().to_dict()
+    used = {name for name, value in theirs.items() if value not in (None, False)}
     assert used <= known_fields(kind) | families.IGNORED
+    for field, (_, missing) in FAMILIES[kind].settings.items():
+        assert missing in (..., None, theirs.get(field))
     config = json.loads(small_config(kind, 2).to_json_string())
     for field in [*FAMILIES[kind].values, "unheard_of"]:
         with refused(f"{field}='unheard of'"):
@@ -180,6 +184,7 @@ def test_many_files(tmp_path):
         ("pytorch_model.bin", "pickle"),
         ("ckpt.pt", "it is nanoGPT's"),
         ("model.gguf", "config.json"),
+        ("config.json", "a checkpoint of train.py has a manifest.json"),
     ):
         folder = tmp_path / f"only {file}"
         folder.mkdir()

@@ -15,14 +15,11 @@ MOST_PARAMETERS = 5_000_000
 FREE = """block_size vocab_size n_layer n_head n_kv_head n_embd head_size mlp_size dropout bias
 qkv_bias window window_pattern rope_base rope_trained norm_eps qk_norm tie_weights init"""
 KNOWN = {
-    "mixer": "attention",
     "attention": "naive masked_fill tiled fused",  # the same function
     "score": "scaled_dot dot",
-    "normalize": "softmax",
     "visible": "causal sliding_window local_global strided chunks alibi",
     "position": "learned rope sinusoidal none",
     "norm": "layernorm rmsnorm rmsnorm_scale",
-    "rope_stretch": "1.0",
     "mlp": "gelu_tanh relu relu2 silu swiglu",
 }
 TENSOR = (

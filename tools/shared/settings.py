@@ -59,7 +59,7 @@ class DatasetSettings(ModelSettings):
         if not name:
             raise ValueError("which text? give --dataset=NAME")
         data = dataset.load_dataset(name, block_size, training.get("data_tokenizer", ""))
-        if not (data.tokenizer.extends(tokenizer) and tokenizer.extends(data.tokenizer)):
+        if not tokenizer.extends(data.tokenizer):
             raise ValueError(
                 f"dataset {name} has other tokens than {folder}: prepare it with "
                 f"--tokenizer={folder}"
