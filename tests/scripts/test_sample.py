@@ -248,7 +248,7 @@ REFUSED = {
     "--start=FILE:nowhere.txt": "nowhere.txt",
     f"--prompts={__file__}": "--prompts, line 1",
     "--start=\udcff": "--start: .*surrogates not allowed",
-    "--out_dir=nowhere": "no checkpoint, .*in nowhere",
+    "--out_dir=nowhere": "no checkpoint in nowhere",
     "--base=nowhere": "base=nowhere is for a LoRA adapter",
     "--num_samples=0": "num_samples",
     "--stop=": "stop",
