@@ -33,7 +33,7 @@ from engine.common.files import (
 )
 from engine.common.hardware import pick_device, set_threads
 from engine.common.processes import Signals, print0
-from engine.common.settings import given_settings, leading_presets, preset_settings
+from engine.common.settings import given_settings, leading_presets
 from engine.decoding.text import encode_prompt
 from engine.text import dataset
 from engine.text.tokenizer import padded_vocab_size
@@ -198,9 +198,7 @@ class TrainConfig(GPTConfig):
         at_least(0, self, *counts, *rates, *others, "join_minutes")
         at_least(0, self, "seed", most=2**32 - 1)  # a generator on a CPU takes no larger one
         at_least(1, self, "muon_steps", most=5)
-        for name in ("beta1", "beta2", "momentum", "hold"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 0 and below 1")
+        at_least(0, self, "beta1", "beta2", "momentum", "hold", most=0.999999)
         for name in ("lora_alpha", "lora_targets"):
             if not self.lora_rank and getattr(self, name) != getattr(TrainConfig, name):
                 raise ValueError(f"{name} is of LoRA, which --lora_rank=8 switches on")
@@ -526,7 +524,7 @@ def settings(argv):
         )
     elif not presets:  # rates from scratch would destroy what it knows
         presets = [path_from_here("config/finetune.toml")]
-        given = preset_settings(TrainConfig, presets[0]) | given
+        given = given_settings(TrainConfig, presets + argv)
     config = TrainConfig(**given)
     print0(f"settings: {' '.join(presets) or 'the defaults'}")
     return config

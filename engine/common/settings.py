@@ -43,17 +43,12 @@ def given_settings(cls, argv):
     presets = leading_presets(argv)
     values = {}
     for preset in presets:
-        values |= preset_settings(cls, preset)
+        content = read_toml(preset)
+        try:
+            values |= read_settings(cls, content)
+        except ValueError as error:
+            raise ValueError(f"{preset}: {error}") from None
     return values | parse_words(cls, argv[len(presets) :])
-
-
-def preset_settings(cls, path):
-    """Return {key: value} of the settings that a preset gives, as cls has them."""
-    content = read_toml(path)
-    try:
-        return read_settings(cls, content)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
 
 
 def read_settings(cls, content):

@@ -425,7 +425,7 @@ REFUSED = {
     "--dataset=poem --data_tokenizer=gpt2": "the dataset has a meta.json",
     "--dataset=poem --base=poem": "base=poem is for an adapter that",
     f"--seed={2**32}": "seed=4294967296 must be at most 4,294,967,295",
-    "--beta2=1": "beta2=1.0 must be at least 0 and below 1",
+    "--beta2=1": "beta2=1.0 must be at most 0.999999",
 }
 
 
