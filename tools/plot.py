@@ -62,7 +62,7 @@ def runs(folders):
         if not records:
             raise ValueError(f"{folder} has no metrics.jsonl, or a damaged one: train.py writes it")
         for panel, key, style in panels:
-            known = {r["step"]: r[key] for r in records if isinstance(r.get(key), int | float)}
+            known = {r["step"]: r[key] for r in records if r.get(key) is not None}
             label = plain(str(folder)) if key == "val_loss" else None
             panel.plot([*known], [*known.values()], style, color=f"C{n}", label=label)
     losses.set(ylabel="loss (nats per token)", title="training (lines) and validation (dots)")

@@ -85,7 +85,6 @@ def test_lists_in_a_preset(tmp_path):
 
 
 REFUSED = {
-    "--learning_rat=3": "unknown setting 'learning_rat': did you mean learning_rate?",
     "--n_layer=4.5": "--n_layer: '4.5' is not a whole number",
     "--dtype=float8": "--dtype: 'float8' is not auto or float32",
     "--dropout=nan": "dropout=nan must be at least 0",
@@ -112,7 +111,6 @@ def test_bad_settings(argument):
     "line, message",
     [
         ("\ufeffn_layr = 3", r"x.toml: unknown setting 'n_layr': did you mean n_layer\?"),
-        ("n_layer = [3, 4]", r"x.toml: .*'\[3, 4\]' is not a whole number"),
         ('n_layer = "3"', "x.toml: n_layer='3' is not a whole number"),
         ("out_dir = true", "x.toml: out_dir=True is not text"),
         ('out_dir = ["a"]', r"x.toml: out_dir=\['a'\] is not text"),

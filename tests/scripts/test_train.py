@@ -440,12 +440,6 @@ def test_what_cannot_start(tmp_path, flags):
 # ---- the command line
 
 
-def test_help_on_resume(tmp_path):
-    """Catches a search for the checkpoint that comes before the help."""
-    result = run_here("train.py", "--init_from=resume", f"--out_dir={tmp_path}", "--help")
-    assert result.stdout.startswith("usage")
-
-
 def test_settings_of_a_model():
     """Catches a setting of GPTConfig that train.py's command line reads otherwise."""
     for name, field in GPTConfig.__dataclass_fields__.items():

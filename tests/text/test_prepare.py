@@ -44,8 +44,7 @@ def test_own_text_from_files_and_folders(tmp_path, name):
     for link, target in ("loop", "."), ("up", ".."), ("again.txt", "a.txt"):
         (texts / link).symlink_to(target)
     printed = output_of(SCRIPT, "--input", texts, texts / "a.txt", f"--name={name}")
-    left_out = re.findall(r"^left out: .*/(\S+) is not UTF-8 text: (.*)", printed, re.M)
-    left_out = {file: reason for file, reason in left_out}
+    left_out = dict(re.findall(r"^left out: .*/(\S+) is not UTF-8 text: (.*)", printed, re.M))
     assert left_out.keys() == {"picture.png", "zero.md", "cp1252.md"}
     assert left_out["zero.md"] == "it has a zero byte"
     data = dataset.load_dataset(name, 8)

@@ -123,15 +123,12 @@ def test_a_long_text_is_many_documents(tmp_path, monkeypatch):
         ("d.jsonl", b'{"text": 5}\n', r"d.jsonl, line 1: its column 'text' is a int, not text"),
         ("e.jsonl", b'{"text": "one"}\n', "texts: there is no text"),
         ("g.jsonl", b'{"text": "\\ud800"}\n', "g.jsonl, line 1: .* surrogates not allowed"),
-        ("f.txt", b"Text \xff" * 9, "f.txt is not UTF-8 text"),
         ("h.jsonl.gz", gzip.compress(LINES)[:-20], "cannot prepare .*h.jsonl.gz"),
         ("k.parquet", b"no parquet", "cannot prepare .*k.parquet"),
         ("l.parquet", table(text=[None, 5]), "l.parquet, row 2: its column 'text' is a int"),
         ("m.parquet", table(text=[datetime.date(2020, 1, 1)]), "row 1: .* is a date, not text"),
-        ("n.parquet", table(text=[["a"]]), "row 1: its column 'text' is a list, not text"),
         ("o.parquet", table(text=pyarrow.array([], "string")), "texts: there is no text"),
         ("p.parquet", table(content=["a"]), r"row 1: no column 'text': .* --column \(content\)"),
-        ("q.txt", "Text".encode("utf-16-le"), "q.txt is not UTF-8 text: it has a zero byte"),
     ],
     ids=lambda value: value if isinstance(value, str) and len(value) < 12 else "",
 )
@@ -142,7 +139,7 @@ def test_files_that_cannot_be_used(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
     with refused(message):
         prepared(tmp_path / "x", [tmp_path / name])
-    assert not [*tmp_path.glob("x/[!.]*")]
+    assert not (tmp_path / "x").exists()
 
 
 def test_the_script(tmp_path, monkeypatch):

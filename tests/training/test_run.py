@@ -84,7 +84,9 @@ def test_a_kill_while_a_run_moves(tmp_path, monkeypatch, killed):
         assert [*checkpoint.read_metrics(path)] == [1, 2]
 
 
-@parametrize("content", [b"\xff\xfe\n", b"{\n", b"7\n"])
+@parametrize(
+    "content", [b"\xff\n", b"{\n", b"7\n", b'{"step": "2"}\n', b'{"step": 2, "val_loss": null}\n']
+)
 def test_damaged_metrics(tmp_path, content, capsys):
     """Catches a run that cannot go on, or silence, where metrics.jsonl has been damaged."""
     good = [b'{"step": 1, "lr": null, "mine": "x"}\n', b'{"step": 3, "lr": 0.5}\n']
