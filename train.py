@@ -442,15 +442,14 @@ def resume_model(config, data):
 
 def pretrained_model(config, data):
     """Return the model of a folder or a published name, with this run's dropout and context."""
-    source = config.init_from
-    if checkpoint.is_ours(Path(source)):
-        source = checkpoint.newest_valid(source, config.checkpoint)
+    source = pretrained.folder_of(config.init_from, config.checkpoint)
+    if checkpoint.is_ours(source):
+        source = checkpoint.newest_valid(config.init_from, config.checkpoint)
     changes = dict(dropout=config.dropout)
     if config.attention != TrainConfig.attention:  # the default must not replace another function
         changes["attention"] = config.attention
     model = GPT.from_pretrained(source, **changes)
-    folder = pretrained.folder_of(source)
-    known = pretrained.check_tokenizer(folder, model.config.vocab_size, data)
+    known = pretrained.check_tokenizer(source, model.config.vocab_size, data)
     count = data.tokenizer.vocab_size
     if config.lora_rank and count > min(known.vocab_size, model.config.vocab_size):
         raise ValueError(
@@ -461,7 +460,7 @@ def pretrained_model(config, data):
         model.extend_vocab(padded_vocab_size(count))
         print0(f"the model's vocabulary grows to {model.config.vocab_size:,}")
     if config.lora_rank:
-        add_adapter(config, model, folder.resolve())
+        add_adapter(config, model, source.resolve())
     if config.block_size < model.config.block_size:
         model.crop_block_size(config.block_size)
     ignored = [
@@ -561,14 +560,6 @@ def check_model(folder, before, changes):
             )
 
 
-def join_minutes(argv):
-    """Return the setting, also beside others that are wrong: all are told, once all have joined."""
-    given = {}
-    with suppress(ValueError):
-        given = given_settings(TrainConfig, argv)
-    return given.get("join_minutes", TrainConfig.join_minutes)
-
-
 PATHS = ("dataset", "out_dir", "init_from", "base")  # not compared
 
 
@@ -591,7 +582,10 @@ def main():
     """Run the command line."""
     argv = sys.argv[1:]
     signals = Signals()
-    processes.join(join_minutes(argv))
+    given = {}
+    with suppress(ValueError):  # all are told of it, once all have joined
+        given = given_settings(TrainConfig, argv)
+    processes.join(given.get("join_minutes", TrainConfig.join_minutes))
     config = settings_of_all(argv)
     writes = processes.rank() == 0 and not config.eval_only
     try:

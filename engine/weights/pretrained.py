@@ -32,8 +32,12 @@ def folder_of(name, which="latest"):
     folder; or a published model, gpt2 or OWNER/NAME, downloaded once to huggingface_hub's cache.
     """
     folder = Path(name)
+    if checkpoint.is_ours(folder):
+        return checkpoint.find_checkpoint(folder, which)
+    if which != "latest":
+        raise ValueError(f"checkpoint={which}: there are none in {name}")
     if folder.is_dir():
-        return checkpoint.find_checkpoint(folder, which) if checkpoint.is_ours(folder) else folder
+        return folder
     if name in GPT2_NAMES:
         return download(f"openai-community/{name}")
     if re.fullmatch(r"[\w.-]+/[\w.-]+", str(name)) and not folder.exists():

@@ -250,6 +250,7 @@ REFUSED = {
     "--start=\udcff": "--start: .*surrogates not allowed",
     "--out_dir=nowhere": "no checkpoint in nowhere",
     "--base=nowhere": "base=nowhere is for a LoRA adapter",
+    "--init_from=nowhere --checkpoint=best": "checkpoint=best: there are none in nowhere",
     "--num_samples=0": "num_samples",
     "--stop=": "stop",
     "--interactive --start=a": "interactive",

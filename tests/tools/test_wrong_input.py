@@ -29,7 +29,6 @@ LINES = {
     "-m tools.compare --change=--dataset=stdlib": "losses of different texts do not compare",
     "-m tools.compare --change=--seed=3": "for the comparison to set",
     "-m tools.evaluate --out_dir={}/out": "which text",
-    "-m tools.evaluate --out_dir={}/out --text={}/none": "none",
     "-m tools.evaluate --out_dir={}/out --text={}/letter": "at least two",
     "-m tools.evaluate --out_dir={}/out --text={}/word --stride=17": "at most the model's context",
     "-m tools.evaluate --text=x --dataset=y": "not both",
