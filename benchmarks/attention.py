@@ -40,6 +40,7 @@ class AttentionBench(benchmark.BenchmarkSettings):
 
     def __post_init__(self):
         at_least(2 * SHORTEST, self, "max_length")
+        at_least(1, self, "window")
 
     def lengths(self):
         """SHORTEST, doubled until max_length."""
