@@ -39,8 +39,7 @@ class Settings:
         if not self.input:
             raise ValueError("--input is missing: which files or folders hold the conversations?")
         for path in (*self.input, *self.val):
-            if not path.exists():
-                raise ValueError(f"there is no file or folder {path}")
+            path.stat()  # an OSError for one that is not there
         preparation.check_name(self.name)
 
 

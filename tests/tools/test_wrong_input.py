@@ -11,7 +11,7 @@ LINES = {
     "attention.py lookup": "choose from two-tokens, look-up",
     "sample.py --out_dri=x": "unknown setting 'out_dri': did",
     "data/chat/prepare.py": "--input is missing: which files",
-    "data/chat/prepare.py --input=/nowhere": "there is no file or folder /nowhere",
+    "data/chat/prepare.py --input=/nowhere": "/nowhere: No such file",
     "data/chat/prepare.py --input={}/word --name=..": "--name=.. must be a folder's name",
     MINE: "--input is missing",
     f"{MINE} --input={{}}/latin": "latin is not UTF-8 text",
