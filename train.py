@@ -336,7 +336,7 @@ def make_trainer(config):
         device = processes.own_device(pick_device(config.device))
         data = dataset.load_dataset(config.dataset, config.block_size, config.data_tokenizer)
         if config.data_tokenizer and data.hashes["train"]:
-            raise ValueError("data_tokenizer: the dataset has a meta.json, which names its own")
+            raise ValueError("data_tokenizer=gpt2, but the dataset has a meta.json: leave it empty")
         if processes.rank() == 0:
             model, saved = build_model(config, data)
     model, saved = first_model(model, saved)

@@ -81,7 +81,7 @@ def folder_lock(folder, name=".lock", timeout=0):
             try:
                 yield
             finally:
-                with contextlib.suppress(OSError):  # Windows removes what is open no sooner
+                with contextlib.suppress(OSError):  # Windows removes the lock at its release
                     lock.unlink()
                     folder.rmdir()
     except Timeout:
