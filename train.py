@@ -41,7 +41,7 @@ from engine.training.batches import check_documents
 from engine.training.optimizer import DECAY, learning_rate_at
 from engine.training.run import Run
 from engine.training.trainer import Trainer, fit_to_memory, fit_to_minutes
-from engine.weights import checkpoint, lora, pretrained
+from engine.weights import checkpoint, families, lora, pretrained
 from model import GPT, MODERN, GPTConfig
 
 
@@ -372,10 +372,12 @@ def describe(trainer):
         print0(f"{split}: {rows.summary()}")
     packed = data.rows and len(data.rows["train"]) * config.block_size
     epochs = trainer.last_step * trainer.tokens_per_step / (packed or len(data.train))
+    lacking = ", ".join(families.not_standard(trainer.model.config))
     print0(
         f"{trainer.model.num_params():,} parameters, {config.n_layer} layers of width "
         f"{config.n_embd}; {len(data.train):,} training tokens of {config.dataset}, "
-        f"vocabulary {data.tokenizer.vocab_size:,}\n"
+        f"vocabulary {data.tokenizer.vocab_size:,}"
+        f"{lacking and f'; cannot be exported to transformers: {lacking}'}\n"
         f"device {trainer.device}, {trainer.dtype}, {compiled}, {shared}, "
         f"{torch.get_num_threads()} thread(s); "
         f"{max(0, trainer.last_step - trainer.step):,} steps of {config.batch_size} x "

@@ -93,9 +93,11 @@ def take_turns(record):
 
 
 def as_turns(said, role=None):
-    """Return messages, perhaps as JSON, as a list of dicts; else a role's one."""
+    """Return messages, perhaps as JSON or by columns, as a list of dicts; else a role's one."""
     if is_conversation(said):
         said = parse_json(said)
+    if isinstance(said, dict) and all(isinstance(part, list) for part in said.values()):
+        said = [dict(zip(said, parts)) for parts in zip(*said.values(), strict=True)]
     if role and not isinstance(said, list):
         said = [{"role": role, "content": said}]
     if not isinstance(said, list) or not all(isinstance(turn, dict) for turn in said):

@@ -153,6 +153,26 @@ FAMILIES = {
 }
 
 
+EVERY = {  # what is built of our settings in all families, and in those with and without RoPE
+    "mixer": "attention",
+    "visible": "causal",
+    "score": "scaled_dot",
+    "normalize": "softmax",
+    "value_size": "0",
+    "position": "learned rope",
+}
+WITH_ROPE = {"norm": "rmsnorm rmsnorm_scale", "mlp": "swiglu", "bias": "False"}
+WITHOUT = {"norm": "layernorm", "mlp": " ".join(ACTIVATIONS.values()), "qk_norm": "False"}
+
+
+def not_standard(config):
+    """Return name=value of what no family has of a GPTConfig: a hint, as export looks at all."""
+    has = EVERY | (WITH_ROPE if config.position == "rope" else WITHOUT)
+    return [
+        f"{n}={v}" for n, v in vars(config).items() if n in has and str(v) not in has[n].split()
+    ]
+
+
 # ---- config.json
 
 

@@ -9,7 +9,7 @@ from conftest import parametrize, put, refused, save
 from mechanisms import ADDED, MECHANISMS, assert_same, ids, random_model
 
 from engine.common.settings import parse_settings
-from engine.weights import checkpoint, lora
+from engine.weights import checkpoint, families, lora
 from model import GPT, MODERN, GPTConfig
 from tools import census, export
 from tools.shared import live
@@ -54,6 +54,7 @@ def test_what_reads_a_model(mechanism):
     assert model.flops_per_token() > 0
     with contextlib.suppress(ValueError):
         export.standard(model)
+        assert not families.not_standard(model.config), "it can be exported"
     with contextlib.suppress(ValueError):
         live.describe_model(model)
     model.extend_vocab(40)
@@ -76,6 +77,15 @@ def test_settings_of_its_own(tmp_path):
     put(folder / "config.json", saved | {"model": saved["model"] | {"gate_limit": 2.0}})
     with refused("unknown setting 'gate_limit'"):
         GPT.from_checkpoint(folder)
+
+
+def test_what_cannot_be_exported():
+    """Catches a run that tells of it only once it has been trained."""
+    modern = families.not_standard(GPTConfig(**MODERN))
+    assert modern == ["mlp=relu2"]
+    settings = dict(mixer="gated", mlp="experts", visible="t5:12")
+    want = {f"{name}={value}" for name, value in settings.items()}
+    assert {*families.not_standard(GPTConfig(**settings))} == want
 
 
 def test_layers_without_maps():
