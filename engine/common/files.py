@@ -68,22 +68,16 @@ def atomic_write(path, content):
 
 
 @contextlib.contextmanager
-def folder_lock(folder, name=".lock", timeout=0):
+def folder_lock(folder):
     """Make a folder if it is missing, and lock it; ValueError if another process has locked it.
 
-    name: of the lock. timeout: the seconds to wait for it; -1: for ever. The system releases the
-    lock when the process ends, however it ends. A folder that is still empty is removed.
+    The system releases the lock when the process ends, however it ends. Its file stays: if it were
+    removed, one process could lock the old file, and another a new one.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    lock = folder / name
     try:
-        with FileLock(lock, timeout=timeout):
-            try:
-                yield
-            finally:
-                with contextlib.suppress(OSError):  # Windows removes the lock at its release
-                    lock.unlink()
-                    folder.rmdir()
+        with FileLock(folder / ".lock", timeout=0):
+            yield
     except Timeout:
         remedy = "wait for it, or choose another folder"
         raise ValueError(f"{folder} is in use by another process: {remedy}") from None

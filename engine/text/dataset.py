@@ -12,9 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from filelock import FileLock
 
 from engine.common.errors import library_errors
-from engine.common.files import folder_lock, read_json, sha256_of_file, sha256_of_json, shell_path
+from engine.common.files import read_json, sha256_of_file, sha256_of_json, shell_path
 from engine.text.preparation import (
     BEGINS,
     DATA,
@@ -90,7 +91,7 @@ def find_dataset(name):
     if not folder.is_dir():
         folder = Path(name)
     if name in INCLUDED and not (folder / "meta.json").exists():
-        with folder_lock(folder, ".preparing", timeout=-1):  # another process may be at it
+        with FileLock(folder / ".preparing"):  # another process may be at it
             if not (folder / "meta.json").exists():
                 prepare(name, folder)
     elif not all((folder / f"{split}.bin").is_file() for split in SPLITS):

@@ -40,7 +40,7 @@ def test_written_and_read_back(tmp_path):
             "sha256": files.sha256_of_file(tmp_path / f"{split}.bin"),
         }
     assert meta["epochs"] * len(train) == config.max_iters * config.batch_size * config.block_size
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(FILES)
+    assert sorted(path.name for path in tmp_path.glob("[!.]*")) == sorted(FILES)
 
 
 def test_repeated_lines(tmp_path, monkeypatch, capsys):
@@ -124,7 +124,7 @@ def test_a_preparation_that_is_interrupted(poem, tmp_path, monkeypatch):
                 dataset.load_dataset(poem, 8)
         preparation.write_dataset(folder, [POEM * 30], "char", "a poem")
         assert "T" in dataset.load_dataset(poem, 8).tokenizer.characters
-        assert sorted(path.name for path in folder.iterdir()) == sorted(FILES)
+        assert sorted(path.name for path in folder.glob("[!.]*")) == sorted(FILES)
 
 
 def test_download_without_network_or_with_another_file(tmp_path):
