@@ -218,7 +218,8 @@ def typed_lines():
 def converse(generator, kind):
     """Answer what is typed. Ctrl-C ends an answer, and Ctrl-D the conversation."""
     config = generator.config
-    template = ChatTemplate(generator.tokenizer) if generator.tokenizer.chat else None
+    tokenizer = generator.tokenizer
+    template = ChatTemplate(tokenizer) if tokenizer.chat else None
     if config.system and not template:
         raise ValueError("system: this model has no chat template; leave it out")
     generator.compile(config.max_new_tokens)
@@ -243,8 +244,8 @@ def converse(generator, kind):
                 printer.show()
         except KeyboardInterrupt:
             printer.interrupt()
-        tokens = answer.tokens  # with a stop string
-        said = template.plain(answer.text) if template else generator.tokenizer.decode(tokens)
+        # Without a template, a stop string was said too.
+        said = template.plain(answer.text) if template else tokenizer.decode(answer.tokens)
         messages = [*asked, {"role": "assistant", "content": said}]
     print_speed(generator, kind)
 

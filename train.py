@@ -335,8 +335,6 @@ def make_trainer(config):
     with processes.together():
         device = processes.own_device(pick_device(config.device))
         data = dataset.load_dataset(config.dataset, config.block_size, config.data_tokenizer)
-        if config.data_tokenizer and data.hashes["train"]:
-            raise ValueError("data_tokenizer=gpt2, but the dataset has a meta.json: leave it empty")
         if processes.rank() == 0:
             model, saved = build_model(config, data)
     model, saved = first_model(model, saved)
@@ -418,11 +416,10 @@ def build_model(config, data):
         model, saved = resume_model(config, data)
     else:
         model = pretrained_model(config, data)
-    found = data.tokenizer.vocab_size
-    known = model.config.vocab_size
-    if found > known:
+    if data.tokenizer.vocab_size > model.config.vocab_size:
         raise ValueError(
-            f"dataset {config.dataset} has {found} token ids and the model vocab_size={known}"
+            f"dataset {config.dataset} has {data.tokenizer.vocab_size} token ids and the model "
+            f"vocab_size={model.config.vocab_size}"
         )
     return model, saved
 

@@ -91,7 +91,9 @@ def step_of(folder):
 def list_checkpoints(out_dir):
     """Return the folders of the complete checkpoints, oldest first."""
     found = Path(out_dir).glob("step_*/")
-    return sorted((path for path in found if path.name[len("step_") :].isdecimal()), key=step_of)
+    return sorted(
+        (path for path in found if path.name.removeprefix("step_").isdecimal()), key=step_of
+    )
 
 
 def sha256_of(chunks):

@@ -73,8 +73,7 @@ def join(minutes):
             "network interface that they share"
         ) from None
     atexit.register(destroy_process_group)  # after an error too, or gloo's threads may abort
-    world = dist.group.WORLD
-    world.set_timeout(TIMEOUT)
+    dist.group.WORLD.set_timeout(TIMEOUT)
 
 
 def meet(minutes):

@@ -62,9 +62,8 @@ def read_settings(cls, content):
         several = typing.get_origin(kinds.get(key)) is tuple
         items = value if several and isinstance(value, list) else [value]
         given |= {key: ()} | parse_words(cls, [f"--{key}={item}" for item in items])
-        for item, read in zip(items, given[key] if several else [given[key]]):
-            if isinstance(item, str) != isinstance(read, str | Path):
-                raise ValueError(f"{key}={item!r} is not {in_words(choices(kinds[key]))}")
+        if not several and isinstance(value, str) != isinstance(given[key], str | Path):
+            raise ValueError(f"{key}={value!r} is not {in_words(choices(kinds[key]))}")
     return given
 
 

@@ -141,11 +141,11 @@ class Muon:
 
     def state_dict(self):
         """Return {name/kind: tensor}."""
-        found = {}
-        for p, state in self.state.items():
-            for kind, tensor in state.items():
-                found[f"{self.names[p]}/{kind}"] = tensor
-        return found
+        return {
+            f"{self.names[p]}/{kind}": tensor
+            for p, state in self.state.items()
+            for kind, tensor in state.items()
+        }
 
     def load_state_dict(self, saved):
         """Continue from a state_dict of the same parameters; ValueError if it is of others.

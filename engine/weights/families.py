@@ -153,24 +153,21 @@ FAMILIES = {
 }
 
 
-EVERY = {  # what is built of our settings in all families, and in those with and without RoPE
-    "mixer": "attention",
-    "visible": "causal",
-    "score": "scaled_dot",
-    "normalize": "softmax",
-    "value_size": "0",
-    "position": "learned rope",
-}
-WITH_ROPE = {"norm": "rmsnorm rmsnorm_scale", "mlp": "swiglu", "bias": "False"}
-WITHOUT = {"norm": "layernorm", "mlp": " ".join(ACTIVATIONS.values()), "qk_norm": "False"}
+# What is built of our settings in all families, and in those with and without RoPE.
+EVERY = """mixer=attention visible=causal score=scaled_dot normalize=softmax value_size=0
+position=learned position=rope"""
+WITH_ROPE = "norm=rmsnorm norm=rmsnorm_scale mlp=swiglu bias=False"
+WITHOUT = """norm=layernorm qk_norm=False
+mlp=gelu_tanh mlp=gelu mlp=relu mlp=relu2 mlp=silu"""
 
 
 def not_standard(config):
     """Return name=value of what no family has of a GPTConfig: a hint, as export looks at all."""
-    has = EVERY | (WITH_ROPE if config.position == "rope" else WITHOUT)
-    return [
-        f"{n}={v}" for n, v in vars(config).items() if n in has and str(v) not in has[n].split()
-    ]
+    own = WITH_ROPE if config.position == "rope" else WITHOUT
+    has = f"{EVERY} {own}".split()
+    names = {setting.partition("=")[0] for setting in has}
+    ours = [f"{name}={value}" for name, value in vars(config).items() if name in names]
+    return [setting for setting in ours if setting not in has]
 
 
 # ---- config.json

@@ -422,7 +422,6 @@ REFUSED = {
     "--init_from=gpt2 --datset=x": "did you mean dataset",
     "--dataset=nothing": "dataset 'nothing' has no train.bin",
     "--dataset=poem --vocab_size=3": "vocab_size=3",
-    "--dataset=poem --data_tokenizer=gpt2": "the dataset has a meta.json",
     "--dataset=poem --base=poem": "base=poem is for an adapter that",
     f"--seed={2**32}": "seed=4294967296 must be at most 4,294,967,295",
     "--beta2=1": "beta2=1.0 must be at most 0.999999",

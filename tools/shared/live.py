@@ -22,6 +22,8 @@ KNOWN = {
     "norm": "layernorm rmsnorm rmsnorm_scale",
     "mlp": "gelu_tanh relu relu2 silu swiglu",
 }
+# The words that no token of GPT-2 crosses, as tiktoken has them.
+GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
 TENSOR = (
     r"(lm_head|transformer.(wte|wpe|ln_f|h.\d+.(ln_[12]|attn.(c_attn|c_proj|qk_norm.[qk])|"
     r"mlp.(c_fc|c_proj)))).(weight|bias)"
@@ -80,7 +82,7 @@ def describe_content(content):
     if not content["normalizer"]:
         if model["type"] == "WordLevel" and cuts == {"type": "WhitespaceSplit"}:
             return {"kind": "words", "unknown": model["vocab"].get(model.get("unk_token"))}
-        for pattern in tokenizers.PATTERN, tokenizers.GPT2_PATTERN:
+        for pattern in tokenizers.PATTERN, GPT2_PATTERN:
             if cuts == tokenizers.byte_level_json({}, {}, pattern)["pre_tokenizer"]:
                 return {"kind": "bpe", "pattern": pattern, "merges": model["merges"]}
     raise ValueError(f"a live page cannot cut a text as this tokenizer ({model['type']}) does")
