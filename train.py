@@ -190,8 +190,9 @@ class TrainConfig(GPTConfig):
         choose("lr_schedule", self.lr_schedule, DECAY)
         if not self.out_dir:
             raise ValueError("out_dir must not be empty")
-        sizes = "batch_size", "gradient_accumulation_steps"
-        at_least(1, self, *sizes, "eval_interval", "log_interval")
+        at_least(
+            1, self, "batch_size", "gradient_accumulation_steps", "eval_interval", "log_interval"
+        )
         counts = "max_iters", "warmup_iters", "lr_decay_iters", "eval_iters", "keep_checkpoints"
         rates = "learning_rate", "min_lr", "embedding_lr", "head_lr", "vector_lr", "weight_decay"
         others = "grad_clip", "lora_rank", "lora_alpha", "micro_batches_at_once", "minutes"

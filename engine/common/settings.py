@@ -59,11 +59,12 @@ def read_settings(cls, content):
     kinds = typing.get_type_hints(cls)
     given = {}
     for key, value in content.items():
-        several = typing.get_origin(kinds.get(key)) is tuple
+        kind = kinds.get(key)
+        several = typing.get_origin(kind) is tuple
         items = value if several and isinstance(value, list) else [value]
         given |= {key: ()} | parse_words(cls, [f"--{key}={item}" for item in items])
         if not several and isinstance(value, str) != isinstance(given[key], str | Path):
-            raise ValueError(f"{key}={value!r} is not {in_words(choices(kinds[key]))}")
+            raise ValueError(f"{key}={value!r} is not {in_words(choices(kind))}")
     return given
 
 

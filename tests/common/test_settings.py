@@ -114,6 +114,7 @@ def test_bad_settings(argument):
         ('n_layer = "3"', "x.toml: n_layer='3' is not a whole number"),
         ("out_dir = true", "x.toml: out_dir=True is not text"),
         ('out_dir = ["a"]', r"x.toml: out_dir=\['a'\] is not text"),
+        ('"out_dir=a" = "b"', "x.toml: out_dir=a=.b. is not"),
         ("n_layer", "x.toml is not TOML"),
     ],
 )
