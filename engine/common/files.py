@@ -91,9 +91,7 @@ def step_of(folder):
 def list_checkpoints(out_dir):
     """Return the folders of the complete checkpoints, oldest first."""
     found = Path(out_dir).glob("step_*/")
-    return sorted(
-        (path for path in found if path.name.removeprefix("step_").isdecimal()), key=step_of
-    )
+    return sorted((p for p in found if p.name.removeprefix("step_").isdecimal()), key=step_of)
 
 
 def sha256_of(chunks):

@@ -137,8 +137,8 @@ def find_checkpoint(out_dir, which="latest"):
     if not folders:
         command = f"python {shell_path('train.py')} --out_dir={shell_quote(out_dir)}"
         raise ValueError(
-            f"there is no checkpoint in {out_dir}, a folder with a manifest.json: train one with "
-            f"{command}, or give a model in another layout as --init_from=FOLDER"
+            f"there is no checkpoint in {out_dir}, such as step_002000 with its manifest.json: "
+            f"train one with {command}, or give a model in another layout as --init_from=FOLDER"
         )
     if which == "latest":
         return folders[-1]
