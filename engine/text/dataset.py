@@ -149,7 +149,7 @@ def load_dataset(name, block_size, data_tokenizer=""):
 
 def read_meta(path):
     """Return meta.json with its dtype and its tokenizer as objects; ValueError if damaged."""
-    with library_errors("the dataset cannot be read", ": prepare it again"):
+    with library_errors(f"{path.parent} cannot be read", ": prepare it again"):
         meta = read_json(path)
         if meta.pop("sha256", None) != sha256_of_json(meta):
             raise ValueError(f"{path} is damaged (its sha256 is not its own)")
