@@ -73,7 +73,8 @@ def join(minutes):
             "network interface that they share"
         ) from None
     atexit.register(destroy_process_group)  # after an error too, or gloo's threads may abort
-    dist.group.WORLD.set_timeout(TIMEOUT)
+    world = dist.group.WORLD
+    world.set_timeout(TIMEOUT)
 
 
 def meet(minutes):
