@@ -135,10 +135,10 @@ def find_checkpoint(out_dir, which="latest"):
         return out_dir
     folders = list_checkpoints(out_dir)
     if not folders:
-        command = f"python {shell_path('train.py')} --out_dir={shell_quote(out_dir)}"
         raise ValueError(
             f"there is no checkpoint in {out_dir}, such as step_002000 with its manifest.json: "
-            f"train one with {command}, or give a model in another layout as --init_from=FOLDER"
+            f"train one with python {shell_path('train.py')} --out_dir={shell_quote(out_dir)}, "
+            "or give a model in another layout as --init_from=FOLDER"
         )
     if which == "latest":
         return folders[-1]
