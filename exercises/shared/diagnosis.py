@@ -28,12 +28,13 @@ def differences(exercise, case, a, b):
 
 def reasons(theirs, exercise, triples, source=""):
     """Yield what is known of the first wrong function, as lines: each time all that is known."""
-    name = first_wrong(triples)[2]["name"]
-    own = [triple for triple in triples if triple[2]["name"] == name]
-    yield []
-    yield [*symptoms(theirs, exercise, own)]
+    first = first_wrong(triples)
+    own = [triple for triple in triples if triple[2]["name"] == first[2]["name"]]
+    lines = differences(exercise, *first)
+    yield lines  # what follows may not come back
+    yield [*lines, *symptoms(theirs, exercise, own)]
     if found := causes(exercise, own, vars(theirs), source):
-        yield found
+        yield lines + found
 
 
 def symptoms(theirs, exercise, own):
