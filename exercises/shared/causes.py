@@ -3,17 +3,16 @@ exactly them; or the learner's file is right with an edit, or with two.
 """
 
 import ast
+import contextlib
 import difflib
 import itertools
-import math
+import signal
 import time
 import types
 import warnings
 
-import torch
-
-from exercises.shared.cases import limit, outcome, sizes_in
-from exercises.shared.comparison import equal, same, same_outcome
+from exercises.shared.cases import outcome, sizes_in
+from exercises.shared.comparison import differing, equal
 from exercises.shared.definition import MISTAKES, functions, solution, with_mistakes
 from exercises.shared.edits import edits, in_turns
 
@@ -25,86 +24,102 @@ MENDS = "It is right with this edit of your file:"
 def causes(exercise, own, theirs, source):
     """Return what explains a function's numbers, as lines; none if nothing does, or it takes long.
 
-    own: of each of its cases the case, what the learner got, and what is right.
+    own: of each of its cases the Case, and the outcomes of the learner's file and of the solution.
     """
-    own = sorted(own, key=lambda triple: same_outcome(*triple[1:]))  # what is wrong tells most
-    (label, *_), got, right = own[0]
-    values = got["values"], right["values"]
-    slopes = same(*values)  # the gradient alone is wrong
-    error = 1e-12 if same(*values, 1e-3) else 1e-5  # beside it, an epsilon does not count
-    goals = {
-        GETS: (vars(exercise), [triple[:2] for triple in own], slopes, error),
-        MENDS: (theirs, [triple[::2] for triple in own], True, 1e-12),
-    }
+    own = sorted(own, key=lambda triple: not differing(*triple[1:]))  # what is wrong tells most
+    case, got, right = own[0]
+    first = differing(got, right)[0]
     name = exercise.__name__.split(".")[1]
-    right_ones = {other for other in functions(name) if other not in right["name"]}
-    learners, solved = (part(text, right_ones) for text in (source, solution(name)[0]))
-    searches = [edited(MENDS, learners, solved)]
-    if any(x.isfinite().any() for x in got["values"]):  # else many edits would fit
-        searches.append(edited(GETS, solved, "", sizes_in(label)))
+    rest = {*functions(name)} - {*case.names.split(", ")}
+    learners, solved = (part(text, rest) for text in (source, solution(name)[0]))
+    # Beside wrong values, their gradients do not count, nor an epsilon.
+    kept = [{name: x for name, x in got.items() if name[0] == first[0]} for _, got, _ in own]
+    error = 1e-12 if equal(got[first], right[first], 1e-3) else 1e-5
+    cases, _, rights = zip(*own)
+    goals = {
+        GETS: (vars(exercise), [*zip(cases, kept)], error),
+        MENDS: (vars(theirs), [*zip(cases, rights)]),
+    }
     warnings.simplefilter("ignore")  # of edits that make no sense
     end = time.process_time() + SECONDS
-    best = math.inf if slopes else sum(map(equal, *values))
-    for goal, text, lines in itertools.chain(known(name), in_turns(searches)):
-        count = agreement(exercise, text, *goals[goal])
-        if count == math.inf:
-            lines = lines or changed_lines(learners if goal == MENDS else solved, text)
-            return [goal, *(f"  {line}" for line in lines)]
+    for sentences in known(name):
+        if agreement(with_mistakes(name, *sentences), *goals[GETS]) is None:
+            return [GETS, *(f"  {sentence}" for sentence in sentences)]
+    searches = [((MENDS, text) for text in edits(learners, solved))]
+    if any(x.isfinite().any() for x in got.values()):  # else many edits would fit
+        searches.append((GETS, text) for text in edits(solved, "", sizes_in(case.label)))
+    best = agreement(learners, *goals[MENDS])
+    for goal, text in in_turns(searches):
+        if time.process_time() > end:
+            return []
+        count = agreement(text, *goals[goal])
+        if count is None:
+            return [goal, *changed_lines(learners if goal == MENDS else solved, text)]
         if goal == MENDS and count > best:  # one of two mistakes is mended
             best = count
-            searches.append(edited(MENDS, text, solved))
-        if time.process_time() > end:
-            break
+            searches.append((MENDS, more) for more in edits(text, solved))
     return []
 
 
-def part(source, right):
-    """Return the text of a source without what is right, and without what defines nothing."""
+def part(source, rest):
+    """Return the definitions of a source, without the rest."""
     nodes = (node for node in ast.parse(source).body if hasattr(node, "name"))
-    return "\n".join(ast.unparse(node) for node in nodes if node.name not in right)
+    return "\n".join(ast.unparse(node) for node in nodes if node.name not in rest)
 
 
 def known(name):
-    """Yield the goal, the solution with one or two known mistakes, and their names."""
-    for count in 1, 2:
-        for sentences in itertools.combinations(MISTAKES.get(name, ()), count):
-            yield GETS, with_mistakes(name, *sentences), sentences
-
-
-def edited(goal, source, *beside):
-    """Yield the goal, and each text that a source becomes by an edit."""
-    seen = {source}
-    for text in edits(source, *beside):
-        if text not in seen:
-            seen.add(text)
-            yield goal, text, ()
+    """Return each known mistake of an exercise, and each two of them."""
+    sentences = MISTAKES.get(name, ())
+    return [*itertools.combinations(sentences, 1), *itertools.combinations(sentences, 2)]
 
 
 def changed_lines(source, new):
     """Return a source's lines that are others in a new one (−), and these (+)."""
-    both = difflib.ndiff(*(ast.unparse(ast.parse(text)).splitlines() for text in (source, new)))
-    return [line for line in both if line[0] in "+-" and line[1:].strip()]
+    new = ast.unparse(ast.parse(new))
+    both = difflib.ndiff(source.splitlines(), new.splitlines())
+    return [f"  {line}" for line in both if line[0] in "+-" and line[1:].strip()]
 
 
-def agreement(exercise, text, scope, wanted, slopes, error):
-    """Count the results that are as wanted, up to the first case with another; inf if all are.
+def agreement(text, scope, wanted, error=1e-12):
+    """Return how many results are as wanted, up to the first that is not; None if all are.
 
-    text: it takes the place of a scope's functions. wanted: cases, and what they are to give.
+    text: it takes the place of a scope's functions. wanted: [(case, outcome)].
     """
     scope = dict(scope)
     count = 0
-    with torch.enable_grad(), limit(0.1):  # it may not run, or never end
+    with limit(0.1):  # it may not run, or never end
         exec(text, scope)
-        for graph in [False, True][: 1 + slopes]:  # most differ in values already
+        for graded in False, True:  # most differ in values already
             for case, right in wanted:
-                scope |= sizes_in(case[0])
-                with torch.set_grad_enabled(graph):
-                    found = outcome(types.SimpleNamespace(**scope), exercise, *case)
-                for what in ["values", "gradients"][: 1 + graph]:
-                    pairs = zip(found[what], right[what], strict=True)
-                    matches = [equal(*pair, error) for pair in pairs]
-                    count += sum(matches)
-                    if not all(matches):
+                scope |= sizes_in(case.label)
+                found = outcome(types.SimpleNamespace(**scope), case, graded)
+                for name in [name for name in found if name in right]:
+                    if not equal(found[name], right[name], error):
                         return count
-        count = math.inf
+                    count += 1
+        count = None
     return count
+
+
+@contextlib.contextmanager
+def limit(seconds):
+    """Suppress errors, also of what takes longer than this. Windows has no such timer."""
+    with contextlib.suppress(Exception):
+        try:
+            ring(seconds)
+            yield
+        finally:
+            ring(0)
+
+
+def stop(*_):
+    raise TimeoutError
+
+
+def ring(seconds):
+    if TIMED:
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+
+
+if TIMED := hasattr(signal, "setitimer"):
+    signal.signal(signal.SIGPROF, stop)

@@ -84,7 +84,11 @@ def steps(source):
     """Yield what is done to a value: where, to what, and the step, with _ for the value."""
     for node in values(source):
         for x in operands(node):
-            yield node, x, source[node.at.start : x.at.start] + "_" + source[x.at.stop : node.at.stop]
+            yield (
+                node,
+                x,
+                source[node.at.start : x.at.start] + "_" + source[x.at.stop : node.at.stop],
+            )
 
 
 def missing(source):

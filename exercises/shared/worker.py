@@ -14,8 +14,9 @@ from pathlib import Path
 import torch
 
 from exercises.shared import definition
-from exercises.shared.cases import outcome
-from exercises.shared.diagnosis import first_wrong, reasons
+from exercises.shared.cases import cases_of, outcome
+from exercises.shared.comparison import differing
+from exercises.shared.diagnosis import reasons
 
 GIGABYTES = 4  # beyond what the process has when it begins
 MEGABYTES = 16  # that it may print
@@ -68,19 +69,20 @@ def main(pipe, name, path, output, folder):
     try:
         exercise = definition.load(name)
         limit_memory()
-        expected = [outcome(exercise, exercise, *case) for case in exercise.cases()]
+        cases = cases_of(exercise)
+        expected = [outcome(exercise, case) for case in cases]
         where = ""
         pipe.send_bytes(b"null")  # here the clock starts
         theirs = types.SimpleNamespace(**runpy.run_path(path))
         triples = []
-        for case, right in zip(exercise.cases(), expected):
-            where = f"(in the case: {right['name']}, {right['label']})"
-            triples.append((case, outcome(theirs, exercise, *case), right))
+        for case, right in zip(cases, expected):
+            where = f"(in the case: {case.names}, {case.label})"
+            triples.append((case, outcome(theirs, case), right))
+        faults = [differing(*outcomes) for _, *outcomes in triples]
     except BaseException as error:  # a learner's file can raise anything
         return say(False, [report(error, path), where])
-    if not first_wrong(triples):
-        where = f"Right, in all {len(expected)} cases. Read on: {definition.ORDER[name]}"
-        return say(True, [where])
+    if not any(faults):
+        return say(True, [f"Right, in all {len(cases)} cases. Read on: {definition.ORDER[name]}"])
     with contextlib.suppress(BaseException):
         for lines in reasons(theirs, exercise, triples, Path(path).read_bytes()):
             say(False, lines)
