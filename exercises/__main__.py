@@ -13,19 +13,17 @@ from exercises.shared.definition import ORDER
 from exercises.shared.runner import check
 
 
-def progress(folder):
+def progress(folder, **news):
+    """Return what a learner has, with news: {"masks": True if right, "masks hints": number}."""
     path = folder / "progress.json"
-    return {"solved": {}, "hints": {}} | (read_json(path) if path.exists() else {})
-
-
-def note(folder, what, name, value):
-    found = progress(folder)
-    found[what][name] = value
-    atomic_write(folder / "progress.json", json.dumps(found, indent=1).encode())
+    found = (read_json(path) if path.exists() else {}) | news
+    if news:
+        atomic_write(path, json.dumps(found, indent=1).encode())
+    return found
 
 
 def show_list(folder):
-    solved = progress(folder)["solved"]
+    solved = progress(folder)
     left = [number for number, name in enumerate(ORDER, 1) if name not in solved]
     for number, name in enumerate(ORDER, 1):
         title = definition.task(name).partition("\n")[0]
@@ -39,7 +37,7 @@ def try_once(name, path):
     print("checked: some seconds ...\n", flush=True)
     right, lines = check(name, path)
     if right:
-        note(path.parent, "solved", name, True)
+        progress(path.parent, **{name: True})
     print("\n".join(lines))
     return not right
 
@@ -47,8 +45,9 @@ def try_once(name, path):
 def hint(name, folder):
     """Print one hint more than before."""
     hints = definition.solution(name)[1]
-    count = min(len(hints), progress(folder)["hints"].get(name, 0) + 1)
-    note(folder, "hints", name, count)
+    given = f"{name} hints"
+    count = min(len(hints), progress(folder).get(given, 0) + 1)
+    progress(folder, **{given: count})
     for number, text in enumerate(hints[:count], 1):
         print(f"hint {number} of {len(hints)}: {text}")
 

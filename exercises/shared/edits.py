@@ -13,7 +13,7 @@ from exercises.shared.words import ACTIONS, WORDS
 
 
 def edits(source, other="", sizes=()):
-    """Yield what a source becomes by one edit, the likely ones first.
+    """Return what a source becomes by one edit, an iterator with the likely ones first.
 
     other: a source with steps that it may lack. sizes: names that it may use, such as D.
     """
@@ -26,20 +26,9 @@ def edits(source, other="", sizes=()):
         inside(source, ACTIONS[:4]),
         others(source, [*sorted(names), *sizes]),
     )
-    further = [inside(source, again), elsewhere(source)]
-    if not other:
-        further.append(inside(source, ACTIONS[4:]))
-    return itertools.chain(*likely, in_turns(further))
-
-
-def in_turns(searches):
-    """Yield what is next of each search until all have ended; the list may grow meanwhile."""
-    while searches:
-        for search in [*searches]:
-            if found := next(search, None):
-                yield found
-            else:
-                searches.remove(search)
+    rest = (inside(source, again), elsewhere(source), () if other else inside(source, ACTIONS[4:]))
+    in_turns = itertools.chain.from_iterable(itertools.zip_longest(*rest))
+    return filter(None, itertools.chain(*likely, in_turns))
 
 
 def parts(source):
@@ -120,8 +109,8 @@ def exchanged(source):
 
 
 def others(source, names):
-    """A name stands for another value."""
-    for x in values(source):
+    """A name stands for another value, for another name first."""
+    for x in sorted(values(source), key=lambda x: not isinstance(x, ast.Name)):
         yield from (put(source, x, name) for name in names)
 
 

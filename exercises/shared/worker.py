@@ -18,7 +18,7 @@ from exercises.shared.cases import cases_of, outcome
 from exercises.shared.comparison import differing
 from exercises.shared.diagnosis import reasons
 
-GIGABYTES = 4  # beyond what the process has when it begins
+GIGABYTES = 4
 MEGABYTES = 16  # that it may print
 IN_WORDS = {  # what an error's text has, as a regular expression, and what it means
     "place operation": "it changes an argument in place, or what its gradient needs",
@@ -34,10 +34,8 @@ def limit_memory():
     with contextlib.suppress(ImportError, ValueError, OSError):
         import resource
 
-        resource.setrlimit(resource.RLIMIT_FSIZE, (MEGABYTES * 2**20, MEGABYTES * 2**20))
-        sizes = Path("/proc/self/statm").read_text(encoding="utf-8")  # only on Linux
-        most = int(sizes.split()[0]) * resource.getpagesize() + GIGABYTES * 2**30
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+        for what, most in ("FSIZE", MEGABYTES * 2**20), ("DATA", GIGABYTES * 2**30):
+            resource.setrlimit(getattr(resource, f"RLIMIT_{what}"), (most, most))
 
 
 def report(error, path):
