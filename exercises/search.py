@@ -48,10 +48,9 @@ def cases():
     table = torch.tensor([[0.3, 0.3, 0.4], [0.05, 0.05, 0.9], [0.5, 0.4, 0.1]]).double()
     for width in 1, 2:
         yield f"greedy is not best, width={width}", with_table, table, 4, width
-    seeds = [(4, 6, 2), (5, 379, 3), (5, 69, 3), (6, 16, 2), (4, 120, 2)]
-    for V, seed, width in seeds + [(4 + n % 3, n, 2 + n % 2) for n in range(12)]:
-        generator = torch.Generator().manual_seed(seed)
-        table = torch.randn(V, V, dtype=torch.float64, generator=generator).softmax(-1)
+    torch.manual_seed(24)  # tables in which all that is known to be wrong shows
+    for V, width in [(4, 2), (5, 3), (6, 2)] * 8:
+        table = torch.randn(V, V).double().softmax(-1)
         yield f"random table of {V} ids, width={width}", with_table, table, 6, width
 
 

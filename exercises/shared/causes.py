@@ -9,7 +9,6 @@ import itertools
 import signal
 import time
 import types
-import warnings
 
 from exercises.shared.cases import outcome, sizes_in
 from exercises.shared.comparison import differing, equal
@@ -42,7 +41,6 @@ def causes(exercise, own, theirs, source):
     searches = [edits(learners, solved), ()]
     if any(x.isfinite().any() for x in got.values()):  # else many edits would fit
         searches[1] = edits(solved, "", sizes_in(case.label))
-    warnings.simplefilter("ignore")  # of edits that make no sense
     end = time.process_time() + SECONDS
     for sentences in known(name):
         if agrees(with_mistakes(name, *sentences), *gets):

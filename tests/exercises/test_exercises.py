@@ -52,6 +52,9 @@ def wrong(exercise, text):
     return diagnosed(exercise.__name__.split(".")[1], **scope)
 
 
+pytestmark = pytest.mark.filterwarnings("ignore")  # of edits that make no sense
+
+
 # ---- Each exercise
 
 
