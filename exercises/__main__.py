@@ -44,7 +44,7 @@ def try_once(name, path):
 
 def hint(name, folder):
     """Print one hint more than before."""
-    hints = definition.solution(name)[1]
+    hints = definition.solution(name)[1][:-1]
     given = f"{name} hints"
     count = min(len(hints), progress(folder).get(given, 0) + 1)
     progress(folder, **{given: count})

@@ -47,6 +47,7 @@ class Cache:
         return scores.softmax(dim=-1) @ v
 
 
+# Read on: attention.py: KVCache, whose memory is allocated once
 def cases():
     def times_cos(x, positions):
         return x * positions[:, None].cos()

@@ -31,6 +31,7 @@ def same_document(i, j, ids):
     return (j <= i) & (ids[i] == ids[j])
 
 
+# Read on: masks.py
 def cases():
     table = [  # queries, the first key, the end of the keys
         ([0, 1, 2], 0, 3),

@@ -44,6 +44,7 @@ def beam(log_probs, end, longest, width):
     return best, score
 
 
+# Read on: experiments/shared/translation.py: search, for a batch of sentences at once
 def cases():
     table = torch.tensor([[0.3, 0.3, 0.4], [0.05, 0.05, 0.9], [0.5, 0.4, 0.1]]).double()
     for width in 1, 2:

@@ -24,6 +24,7 @@ def softmax(scores):
     return powers / total.masked_fill(total == 0, 1.0)
 
 
+# Read on: attention.py: softmax, sparsemax, and the end of attention_weights
 def cases():
     hidden = float("-inf")
     yield "one row", "softmax", small([1, 2, 3])

@@ -34,6 +34,7 @@ def tiled(q, blocks):
     return y / total
 
 
+# Read on: attention.py: tiled, row_of_tiles
 def cases():
     q, *values = small([1, 0], [1, 0], [0, 1], [2, 2])[0, 0, :, None]
     yield "rising scores", with_blocks, q, q, 2 * q, 3 * q, *values

@@ -28,6 +28,7 @@ def attention(q, k, v):
     return weights.to(v.dtype) @ v
 
 
+# Read on: docs/hacking.md: train with it; tests/model/test_registries.py then tests it further
 def cases():
     inputs = random("B=2, H=3, T=6, D=4", *["B H T D"] * 3)
     for name in HOLDS:

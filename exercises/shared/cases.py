@@ -23,7 +23,7 @@ def random(sizes, *shapes):
     """Random tensors of float64: random("B=2, T=5", "B T", "T") are of shapes (2, 5) and (5)."""
     size = sizes_in(sizes)
     torch.manual_seed(0)
-    shapes = [[size[name] for name in shape.split()] for shape in shapes]
+    shapes = ([size[name] for name in shape.split()] for shape in shapes)
     numbers = (torch.randn(shape, dtype=torch.float64) for shape in shapes)
     return [((50 * x).floor() * 2 + 1) / 100 for x in numbers]  # none is 0: a slope may jump there
 

@@ -79,7 +79,7 @@ def main(pipe, name, path, output, folder):
     except BaseException as error:  # a learner's file can raise anything
         return say(False, [report(error, path), where])
     if not any(faults):
-        return say(True, [f"Right, in all {len(cases)} cases. Read on: {definition.ORDER[name]}"])
+        return say(True, [f"Right, in all {len(cases)} cases. {definition.solution(name)[1][-1]}"])
     with contextlib.suppress(BaseException):
         for lines in reasons(theirs, exercise, triples, Path(path).read_bytes()):
             say(False, lines)
