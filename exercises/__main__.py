@@ -24,12 +24,13 @@ def progress(folder, **news):
 
 def show_list(folder):
     solved = progress(folder)
-    left = [number for number, name in enumerate(ORDER, 1) if name not in solved]
+    left = [name for name in ORDER if name not in solved]
     for number, name in enumerate(ORDER, 1):
         title = definition.task(name).partition("\n")[0]
-        print(f"  {number:2} {'✓' if name in solved else '·'} {title}")
-    done = f"{len(ORDER) - len(left)} of {len(ORDER)} are right"
-    print(f"\n{done}; next: python -m exercises {left[0]}" if left else f"\n{done}")
+        print(f"  {number:2} {'·' if name in left else '✓'} {title}")
+    print(f"\n{len(ORDER) - len(left)} of {len(ORDER)} are right")
+    if left:
+        print(f"next: python -m exercises {left[0]}")
 
 
 def try_once(name, path):

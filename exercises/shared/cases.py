@@ -37,16 +37,14 @@ class Case(typing.NamedTuple):
 
 
 def cases_of(exercise):
-    """Return the cases of an exercise as a list of Case."""
+    """Yield each Case of an exercise."""
     graded = getattr(exercise, "GRADIENTS", True)
     everything = ", ".join(functions(exercise.__name__.split(".")[1]))
-    found = []
     for label, call, *arguments in exercise.cases():
         name = call if isinstance(call, str) else everything
         parameters = inspect.signature(vars(exercise).get(call, call)).parameters
         inputs = dict(zip((name for name in parameters if name != "theirs"), arguments))
-        found.append(Case(name, label, call, inputs, graded))
-    return found
+        yield Case(name, label, call, inputs, graded)
 
 
 def outcome(theirs, case, graded=True):

@@ -28,24 +28,23 @@ def causes(exercise, own, theirs, source):
     own = sorted(own, key=lambda triple: not differing(*triple[1:]))  # what is wrong tells most
     case, got, right = own[0]
     first = differing(got, right)[0]
-    # Beside wrong values, their gradients do not count, nor an epsilon.
-    kept = [{name: x for name, x in got.items() if name[0] == first[0]} for _, got, _ in own]
+    # Beside wrong values, gradients do not count, nor an epsilon.
     error = 1e-12 if equal(got[first], right[first], 1e-3) else 1e-5
-    cases, _, rights = zip(*own)
-    gets = vars(exercise), [*zip(cases, kept)], error
-    mends = vars(theirs), [*zip(cases, rights)], 1e-12
-
+    cases, gots, rights = zip(*own)
+    gets = vars(exercise), [*zip(cases, gots)], first[0] != "r", error
+    mends = vars(theirs), [*zip(cases, rights)]
     name = exercise.__name__.split(".")[1]
     rest = {*functions(name)} - {*case.names.split(", ")}
     learners, solved = (part(text, rest) for text in (source, solution(name)[0]))
-    searches = [edits(learners, solved), ()]
+    tries = ()
     if any(x.isfinite().any() for x in got.values()):  # else many edits would fit
-        searches[1] = edits(solved, "", sizes_in(case.label))
+        tries = edits(solved, "", sizes_in(case.label))
     end = time.process_time() + SECONDS
-    for sentences in known(name):
-        if agrees(with_mistakes(name, *sentences), *gets):
-            return [GETS, *(f"  {sentence}" for sentence in sentences)]
-    for mended, wrong in itertools.zip_longest(*searches):
+    for count in 1, 2:
+        for sentences in itertools.combinations(MISTAKES.get(name, ()), count):
+            if agrees(with_mistakes(name, *sentences), *gets):
+                return [GETS, *(f"  {sentence}" for sentence in sentences)]
+    for mended, wrong in itertools.zip_longest(edits(learners, solved), tries):
         if mended and agrees(mended, *mends):
             return [MENDS, *changed_lines(learners, mended)]
         if wrong and agrees(wrong, *gets):
@@ -61,12 +60,6 @@ def part(source, rest):
     return "\n".join(ast.unparse(node) for node in nodes if node.name not in rest)
 
 
-def known(name):
-    """Return each known mistake of an exercise, and each two of them."""
-    sentences = MISTAKES.get(name, ())
-    return [*itertools.combinations(sentences, 1), *itertools.combinations(sentences, 2)]
-
-
 def changed_lines(source, new):
     """Return a source's lines that are others in a new one (−), and these (+)."""
     new = ast.unparse(ast.parse(new))
@@ -74,15 +67,15 @@ def changed_lines(source, new):
     return [f"  {line}" for line in both if line[0] in "+-" and line[1:].strip()]
 
 
-def agrees(text, scope, wanted, error):
+def agrees(text, scope, wanted, slopes=True, error=1e-12):
     """Return whether a text, in the place of a scope's functions, gives what is wanted.
 
-    wanted: [(case, outcome)], or a part of an outcome.
+    wanted: [(case, outcome)]. slopes: gradients too.
     """
     scope = dict(scope)
     with limit(0.1):  # it may not run, or never end
         exec(text, scope)
-        for graded in False, True:  # most differ in values already
+        for graded in [False, True][: 1 + slopes]:  # most differ in values already
             for case, right in wanted:
                 scope |= sizes_in(case.label)
                 found = outcome(types.SimpleNamespace(**scope), case, graded)

@@ -10,7 +10,7 @@ from exercises.shared.causes import causes, limit
 from exercises.shared.comparison import difference, differing, equal, wrong
 
 
-def reasons(theirs, exercise, triples, source=""):
+def reasons(theirs, exercise, triples, source):
     """Yield what is known of the first wrong function, as lines: each time all that is known.
 
     triples: of each case the Case, and the outcomes of the learner's file and of the solution.
@@ -27,8 +27,8 @@ def reasons(theirs, exercise, triples, source=""):
 def differences(case, got, right):
     """Return how two outcomes of a case differ first, as lines; with all numbers if few."""
     name = differing(got, right)[0]
-    lines = [f"{case.names}, {case.label}:", ""]
-    lines.append(f"  {name}: {difference(got[name], right[name])}")
+    how = difference(got[name], right[name])
+    lines = [f"{case.names}, {case.label}:", "", f"  {name}: {how}"]
     shown = case.inputs | {"expected": right[name], "got": got[name]}
     if sum(x.numel() for x in shown.values() if torch.is_tensor(x)) <= 150:
         for name, x in shown.items():
@@ -75,7 +75,7 @@ def traits(a, b, label):
     if a.isnan().any() > b.isnan().any():
         yield "some of it is NaN, as 0 / 0, 0 * ∞ and ∞ - ∞ are"
     times = (a / b)[b != 0]
-    if len(times) > 1 and times.std() < 1e-9:
+    if len(times) and (times - times[0]).abs().max() < 1e-9:
         yield f"it is the right one times {times[0]:.5g}"
 
 

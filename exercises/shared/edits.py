@@ -17,7 +17,7 @@ def edits(source, other="", sizes=()):
 
     other: a source with steps that it may lack. sizes: names that it may use, such as D.
     """
-    names = {*re.findall(r"\b([^\W\d]\w*)(?=[,)]| =| in )", source), "0", "1", "True"}
+    names = {*re.findall(r"\b([^\W\d]\w*)(?=[,)]| =| in )", source), "0", "1"}
     again = dict.fromkeys(step for text in (source, other) for *_, step in steps(text))
     likely = (
         missing(source),
@@ -73,11 +73,8 @@ def steps(source):
     """Yield what is done to a value: where, to what, and the step, with _ for the value."""
     for node in values(source):
         for x in operands(node):
-            yield (
-                node,
-                x,
-                source[node.at.start : x.at.start] + "_" + source[x.at.stop : node.at.stop],
-            )
+            step = source[node.at.start : x.at.start] + "_" + source[x.at.stop : node.at.stop]
+            yield node, x, step
 
 
 def missing(source):
@@ -104,7 +101,7 @@ def exchanged(source):
     """Two values of a line stand for each other."""
     nodes = sorted(values(source), key=lambda x: x.at.start)
     for a, b in itertools.combinations(nodes, 2):
-        if a.lineno == b.lineno and a.at.stop < b.at.start:
+        if a.lineno == b.lineno:
             yield put(put(source, b, a.text), a, b.text)
 
 

@@ -66,20 +66,21 @@ def main(pipe, name, path, output, folder):
     try:
         exercise = definition.load(name)
         limit_memory()
-        cases = cases_of(exercise)
-        expected = [outcome(exercise, case) for case in cases]
+        expected = [(case, outcome(exercise, case)) for case in cases_of(exercise)]
         where = ""
         pipe.send_bytes(b"null")  # here the clock starts
         theirs = types.SimpleNamespace(**runpy.run_path(path))
         triples = []
-        for case, right in zip(cases, expected):
+        for case, right in expected:
             where = f"(in the case: {case.names}, {case.label})"
             triples.append((case, outcome(theirs, case), right))
         faults = [differing(*outcomes) for _, *outcomes in triples]
     except BaseException as error:  # a learner's file can raise anything
         return say(False, [report(error, path), where])
     if not any(faults):
-        return say(True, [f"Right, in all {len(cases)} cases. {definition.solution(name)[1][-1]}"])
+        return say(
+            True, [f"Right, in all {len(expected)} cases. {definition.solution(name)[1][-1]}"]
+        )
     with contextlib.suppress(BaseException):
         for lines in reasons(theirs, exercise, triples, Path(path).read_bytes()):
             say(False, lines)
