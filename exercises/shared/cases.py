@@ -1,8 +1,8 @@
 """The inputs of cases, and what functions make of them."""
 
+import collections
 import inspect
 import re
-import typing
 
 import torch
 
@@ -28,12 +28,8 @@ def random(sizes, *shapes):
     return [((50 * x).floor() * 2 + 1) / 100 for x in numbers]  # none is 0: a slope may jump there
 
 
-class Case(typing.NamedTuple):
-    names: str  # of the functions that are tried
-    label: str
-    call: typing.Any
-    inputs: dict  # by their names
-    graded: bool  # whether gradients are asked for
+# names: of the functions that are tried. inputs: {name: argument}. graded: are gradients asked for?
+Case = collections.namedtuple("Case", "names label call inputs graded")
 
 
 def cases_of(exercise):

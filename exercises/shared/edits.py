@@ -1,8 +1,6 @@
 """What learners write: the solution with one edit.
 
-A wrong answer is seldom new. It is the solution with a part left out, a word or a name for another,
-two exchanged, a step done elsewhere, or something done to a value. If one of these gives the
-learner's numbers in all cases, it is what the learner wrote, or does the same.
+A wrong answer is seldom new: an edit that gives its numbers is what the learner wrote, or the same.
 """
 
 import ast
@@ -19,16 +17,11 @@ def edits(source, other="", sizes=()):
     """
     names = {*re.findall(r"\b([^\W\d]\w*)(?=[,)]| =| in )", source), "0", "1"}
     again = dict.fromkeys(step for text in (source, other) for *_, step in steps(text))
-    likely = (
-        missing(source),
-        words(source),
-        exchanged(source),
-        inside(source, ACTIONS[:4]),
-        others(source, [*sorted(names), *sizes]),
-    )
-    rest = (inside(source, again), elsewhere(source), () if other else inside(source, ACTIONS[4:]))
+    likely = missing(source), words(source), exchanged(source), inside(source, ACTIONS[:4])
+    named = others(source, [*sorted(names), *sizes])
+    rest = inside(source, again), elsewhere(source), inside(source, () if other else ACTIONS[4:])
     in_turns = itertools.chain.from_iterable(itertools.zip_longest(*rest))
-    return filter(None, itertools.chain(*likely, in_turns))
+    return filter(None, itertools.chain(*likely, named, in_turns))
 
 
 def parts(source):
@@ -48,12 +41,9 @@ def parts(source):
 
 def values(source):
     """Return the expressions that are no functions, modules or what is assigned to."""
-    return [
-        x
-        for x in parts(source)
-        if isinstance(x, ast.expr) and isinstance(getattr(x, "ctx", ast.Load()), ast.Load)
-        if source[x.at.stop :][:1] != "(" and x.text not in ("(torch)", "(math)", "(F)")
-    ]
+    nodes = (x for x in parts(source) if isinstance(getattr(x, "ctx", x), ast.expr | ast.Load))
+    modules = "(torch)", "(math)", "(F)"
+    return [x for x in nodes if source[x.at.stop :][:1] != "(" and x.text not in modules]
 
 
 def put(source, x, text):
@@ -80,11 +70,9 @@ def steps(source):
 def missing(source):
     """A statement is missing, or a part stands for the whole."""
     for node in parts(source):
-        if isinstance(node, ast.stmt):
-            yield put(source, node, "pass")
-        else:
-            inner = [x for x in ast.walk(node) if isinstance(x, ast.expr)]
-            yield from (put(source, node, x.text) for x in inner[1:7])
+        inner = [x.text for x in ast.walk(node) if isinstance(x, ast.expr)][1:7]
+        for text in ["pass"] if isinstance(node, ast.stmt) else inner:
+            yield put(source, node, text)
 
 
 def words(source):
