@@ -40,8 +40,7 @@ def beam(log_probs, end, longest, width):
         texts = [more for text, score in kept for more in longer(text, score)]
         # By the sum: the mean decides at the end, between texts of all lengths.
         kept = sorted(texts, key=lambda kept: -kept[1])[:width]
-    best, score = max(kept, key=lambda kept: kept[1] / len(kept[0]))
-    return best, score
+    return max(kept, key=lambda kept: kept[1] / len(kept[0]))
 
 
 # Read on: experiments/shared/translation.py: search, for a batch of sentences at once
@@ -49,17 +48,17 @@ def cases():
     table = torch.tensor([[0.3, 0.3, 0.4], [0.05, 0.05, 0.9], [0.5, 0.4, 0.1]]).double()
     for width in 1, 2:
         yield f"greedy is not best, width={width}", with_table, table, 4, width
-    torch.manual_seed(24)  # tables in which all that is known to be wrong shows
+    torch.manual_seed(28)  # tables in which all that is known to be wrong shows
     for V, width in [(4, 2), (5, 3), (6, 2)] * 8:
         table = torch.randn(V, V).double().softmax(-1)
         yield f"random table of {V} ids, width={width}", with_table, table, 6, width
 
 
 def with_table(theirs, table, longest, width):
-    """table (V, V): the next id's probabilities after each id, and after nothing its last row."""
+    """table (V, V): the next id's probabilities after a text; which row is, all of it decides."""
 
     def log_probs(text):
-        return table.detach()[int(text[-1]) if text else -1].log()
+        return table.detach()[(sum(map(int, text)) + len(text) - 1) % len(table)].log()
 
     one = theirs.greedy(log_probs, len(table) - 1, longest)
     best = theirs.beam(log_probs, len(table) - 1, longest, width)

@@ -41,8 +41,8 @@ def cases():
     for sizes in "Tq=3, D=2, Dv=2, N=1, M=7", "Tq=6, D=4, Dv=3, N=2, M=1":
         parts = random(sizes, "Tq D", "N D", "M D", "N D", "N Dv", "M Dv", "N Dv")
         yield f"{sizes}, blocks of N, M and N keys", with_blocks, *parts
-    q, *keys = 1000 * torch.stack(random("N=3, D=2", *["N D"] * 4)).abs()
-    yield "scores of minus thousands", with_blocks, -q, *keys, *keys
+    q, *keys = torch.stack(random("N=3, D=2", *["N D"] * 4)).abs()
+    yield "scores of minus thousands", with_blocks, -9000 * q, *keys, *keys
 
 
 def with_blocks(theirs, q, k1, k2, k3, v1, v2, v3):

@@ -81,5 +81,4 @@ def called(theirs, case, inputs):
     parts = result if isinstance(result, tuple | list) else [result]
     if not all(torch.is_tensor(part) or isinstance(part, int | float) for part in parts):
         raise TypeError(f"it returns {type(result).__name__}, and not a tensor")
-    parts = map(torch.as_tensor, parts)
-    return [x.double() if x.dim() == 0 else x for x in parts]
+    return [x.double() if x.dim() == 0 else x for x in map(torch.as_tensor, parts)]

@@ -1,5 +1,6 @@
 """What is said of wrong numbers: where they are wrong, what is seen there, and what explains it."""
 
+import contextlib
 import itertools
 
 import torch
@@ -25,11 +26,11 @@ def reasons(theirs, exercise, triples, source):
 
 
 def differences(case, got, right):
-    """Return how two outcomes of a case differ first, as lines; with all numbers if few."""
-    name = differing(got, right)[0]
-    how = difference(got[name], right[name])
-    lines = [f"{case.names}, {case.label}:", "", f"  {name}: {how}"]
-    shown = case.inputs | {"expected": right[name], "got": got[name]}
+    """Return how two outcomes of a case differ, as lines; with all numbers of the first, if few."""
+    names = differing(got, right)
+    how = [f"  {name}: {difference(got[name], right[name])}" for name in names[:3]]
+    lines = [f"{case.names}, {case.label}:", "", *how]
+    shown = case.inputs | {"expected": right[names[0]], "got": got[names[0]]}
     if sum(x.numel() for x in shown.values() if torch.is_tensor(x)) <= 150:
         for name, x in shown.items():
             text = str(getattr(x, "__name__", x)).replace("\n", "\n" + " " * 13)
@@ -50,7 +51,7 @@ def symptoms(theirs, exercise, own):
         seen = []
         for name in names:
             seen += [f"{name}: {text}" for text in traits(got[name], right[name], case.label)]
-        with limit(0.3):  # theirs may not take other inputs
+        with contextlib.suppress(Exception), limit(0.3):  # it may not take other inputs
             seen += itertools.islice(dependence(theirs, exercise, case), 6)
         if names and seen:
             yield from [f"In {case.label}:", *(f"  {text}" for text in seen)]

@@ -15,7 +15,7 @@ def edits(source, other="", sizes=()):
 
     other: a source with steps that it may lack. sizes: names that it may use, such as D.
     """
-    names = {*re.findall(r"\b([^\W\d]\w*)(?=[,)]| =| in )", source), "0", "1"}
+    names = {*re.findall(r"\b([^\W\d]\w*)(?=[,)]| =| in )", source), "1"}
     again = dict.fromkeys(step for text in (source, other) for *_, step in steps(text))
     likely = missing(source), words(source), exchanged(source), inside(source, ACTIONS[:4])
     named = others(source, [*sorted(names), *sizes])
