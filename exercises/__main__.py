@@ -46,9 +46,8 @@ def try_once(name, path):
 def hint(name, folder):
     """Print one hint more than before."""
     hints = definition.solution(name)[1][:-1]
-    given = f"{name} hints"
-    count = min(len(hints), progress(folder).get(given, 0) + 1)
-    progress(folder, **{given: count})
+    count = min(len(hints), progress(folder).get(f"{name} hints", 0) + 1)
+    progress(folder, **{f"{name} hints": count})
     for number, text in enumerate(hints[:count], 1):
         print(f"hint {number} of {len(hints)}: {text}")
 

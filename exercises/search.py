@@ -48,7 +48,7 @@ def cases():
     table = torch.tensor([[0.3, 0.3, 0.4], [0.05, 0.05, 0.9], [0.5, 0.4, 0.1]]).double()
     for width in 1, 2:
         yield f"greedy is not best, width={width}", with_table, table, 4, width
-    torch.manual_seed(28)  # tables in which all that is known to be wrong shows
+    torch.manual_seed(20)  # tables in which all that is known to be wrong shows
     for V, width in [(4, 2), (5, 3), (6, 2)] * 8:
         table = torch.randn(V, V).double().softmax(-1)
         yield f"random table of {V} ids, width={width}", with_table, table, 6, width

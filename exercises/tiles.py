@@ -37,7 +37,8 @@ def tiled(q, blocks):
 # Read on: attention.py: tiled, row_of_tiles
 def cases():
     q, *values = small([1, 0], [1, 0], [0, 1], [2, 2])[0, 0, :, None]
-    yield "rising scores", with_blocks, q, q, 2 * q, 3 * q, *values
+    for size in 1, 1000:
+        yield f"scores that rise by {size}", with_blocks, size * q, q, 2 * q, 3 * q, *values
     for sizes in "Tq=3, D=2, Dv=2, N=1, M=7", "Tq=6, D=4, Dv=3, N=2, M=1":
         parts = random(sizes, "Tq D", "N D", "M D", "N D", "N Dv", "M Dv", "N Dv")
         yield f"{sizes}, blocks of N, M and N keys", with_blocks, *parts

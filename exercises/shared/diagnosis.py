@@ -53,7 +53,7 @@ def symptoms(theirs, exercise, own):
             seen += [f"{name}: {text}" for text in traits(got[name], right[name], case.label)]
         with contextlib.suppress(Exception), limit(0.3):  # it may not take other inputs
             seen += itertools.islice(dependence(theirs, exercise, case), 6)
-        if names and seen:
+        if seen:
             yield from [f"In {case.label}:", *(f"  {text}" for text in seen)]
             return
 

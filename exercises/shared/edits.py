@@ -18,10 +18,11 @@ def edits(source, other="", sizes=()):
     names = {*re.findall(r"\b([^\W\d]\w*)(?=[,)]| =| in )", source), "1"}
     again = dict.fromkeys(step for text in (source, other) for *_, step in steps(text))
     likely = missing(source), words(source), exchanged(source), inside(source, ACTIONS[:4])
-    named = others(source, [*sorted(names), *sizes])
     rest = inside(source, again), elsewhere(source), inside(source, () if other else ACTIONS[4:])
     in_turns = itertools.chain.from_iterable(itertools.zip_longest(*rest))
-    return filter(None, itertools.chain(*likely, named, in_turns))
+    return filter(
+        None, itertools.chain(*likely, others(source, [*sorted(names), *sizes]), in_turns)
+    )
 
 
 def parts(source):

@@ -49,9 +49,7 @@ def run(*arguments):
         error = f"it takes more than {SECONDS} seconds: is there an endless loop?"
     except (EOFError, OSError):
         process.join(SECONDS)
-        error = (
-            f"its process ends with {process.exitcode} (below 0: a signal): os._exit, or memory?"
-        )
+        error = f"its process ends with {process.exitcode}: os._exit, a signal, or memory?"
     finally:  # also after Ctrl-C
         process.kill()
         process.join()

@@ -132,7 +132,7 @@ def test_another_solution():
 
 def test_two_mistakes_at_once():
     """Catches a second mistake that hides the first."""
-    both = ["the scale is missing", "0 stands for −∞: exp(0) is a weight too"]
+    both = ["0 stands for −∞: exp(0) is a weight too", "the scale is missing"]
     text = definition.with_mistakes("attention", *both)
     assert names(wrong(definition.load("attention"), text)) == both
 
@@ -286,7 +286,7 @@ def test_changed_arguments():
 BODIES = {
     "while True: pass": "it takes more than 1 seconds: is there an endless loop?",
     "sys.exit(0)": "SystemExit: 0",
-    "os.kill(os.getpid(), 9)": "its process ends with -9 (below 0: a signal): os._exit, or memory?",
+    "os.kill(os.getpid(), 9)": "its process ends with -9: os._exit, a signal, or memory?",
     "while True: print('x' * 5000)": "it prints more than 16 MB",
     "return torch.ones(2**30, dtype=torch.float64)": "it needs more than 4 GB of memory",
     "return None": "TypeError: it returns NoneType, and not a tensor",
@@ -405,7 +405,7 @@ def test_the_command(tmp_path, capsys):
     hints = [command("2", "--hint")[1].count("hint ") for _ in range(3)]
     assert hints == [1, 2, 2]
     status, solved = command("2", body="q @ k.mT / q.shape[-1] ** 0.5")
-    assert status == 0 and "Right, in all 3 cases." in solved
+    assert status == 0 and "Right in all 3 cases." in solved
     assert "Read on: attention.py" in solved
     assert "] depends on q at [" in command("2", body="q @ k.mT.sinh() + q.mean()")[1]
     assert "✓ Scores" in command()[1], "solved once, it stays solved"
