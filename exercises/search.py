@@ -48,17 +48,17 @@ def cases():
     table = torch.tensor([[0.3, 0.3, 0.4], [0.05, 0.05, 0.9], [0.5, 0.4, 0.1]]).double()
     for width in 1, 2:
         yield f"greedy is not best, width={width}", with_table, table, 4, width
-    torch.manual_seed(20)  # tables in which all that is known to be wrong shows
+    torch.manual_seed(5)  # tables in which all that is known to be wrong shows
     for V, width in [(4, 2), (5, 3), (6, 2)] * 8:
         table = torch.randn(V, V).double().softmax(-1)
         yield f"random table of {V} ids, width={width}", with_table, table, 6, width
 
 
 def with_table(theirs, table, longest, width):
-    """table (V, V): the next id's probabilities after a text; which row is, all of it decides."""
+    """table (V, V): the next id's probabilities after each id; the longer a text, the surer."""
 
     def log_probs(text):
-        return table.detach()[(sum(map(int, text)) + len(text) - 1) % len(table)].log()
+        return (table.detach()[[-1, *text][-1]].log() * (1 + len(text) / 9)).log_softmax(-1)
 
     one = theirs.greedy(log_probs, len(table) - 1, longest)
     best = theirs.beam(log_probs, len(table) - 1, longest, width)
