@@ -54,7 +54,7 @@ def cases():
         label = f"B={B}, T={T}, V=7, {T + 7} characters"
         yield label, "losses", *random(label, "B T V"), ids[:B, :T], T + 7
     for temperature, top_k, top_p in (2.0, 5, 0.7), (1.0, 7, 0.9), (0.5, 6, 0.8), (3.0, 9, 0.4):
-        label = f"B=3, V=9, temperature={temperature}, top_k={top_k}, top_p={top_p}"
+        label = f"B=3, V={top_k + 2}, temperature={temperature}, top_k={top_k}, top_p={top_p}"
         yield label, "probabilities", *random(label, "B V"), temperature, top_k, top_p
     for V, top_k, top_p in (5, 3, 0.9), (4, 4, 0.5):
         label = f"{V} equal logits, in order, top_k={top_k}, top_p={top_p}"
