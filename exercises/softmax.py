@@ -32,7 +32,7 @@ def cases():
     yield (
         "a query that sees no key",
         "softmax",
-        small([hidden] * 3, [hidden, 0, -12], [-1e4] * 3, [-99999, -99998, hidden]),
+        small([hidden] * 3, [hidden, 0, -12], [-1e4] * 3, [-12000, -11000, hidden]),
     )
     sizes = "B=2, H=3, Tq=4, Tk=5"
     yield sizes, "softmax", *random(sizes, "B H Tq Tk")
