@@ -59,7 +59,7 @@ BUDGET = {
     ("variants",): 2_500,
     ("tools", "benchmarks"): 18_450,
     ("experiments",): 31_000,
-    ("exercises",): 11_550,
+    ("exercises",): 10_400,
     ("tests",): 88_300,
 }
 
