@@ -1,6 +1,5 @@
 """Checks a learner's file, in a process with limits of time and memory: worker.py."""
 
-import json
 import multiprocessing
 import tempfile
 import time
@@ -18,14 +17,15 @@ def check(name, path):
 
     It runs in an empty folder. What it prints is said too, if it is wrong.
     """
+    full = str(path.resolve())
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "printed"
         output.touch()
-        right, lines = run(name, str(path.resolve()), output, tempfile.mkdtemp(dir=folder))
+        right, lines = run(name, full, output, tempfile.mkdtemp(dir=folder))
         printed = output.read_text(encoding="utf-8", errors="replace").strip()
     if printed and not right:
         lines = [f"it prints: {printed[:1000]}", "", *lines]
-    return right, [line.replace(str(path.resolve()), str(path)) for line in lines]
+    return right, [line.replace(full, str(path)) for line in lines]
 
 
 def work(*arguments):
@@ -42,10 +42,10 @@ def run(*arguments):
     its.close()
     found = None
     try:
-        found = json.loads(ours.recv_bytes())  # torch is imported, which may take long
+        found = ours.recv()  # torch is imported, which may take long
         end = time.monotonic() + SECONDS
         while ours.poll(end - time.monotonic()):
-            found = json.loads(ours.recv_bytes())
+            found = ours.recv()
         error = f"it takes more than {SECONDS} seconds: is there an endless loop?"
     except (EOFError, OSError):
         process.join(SECONDS)

@@ -2,7 +2,6 @@
 
 import contextlib
 import gc
-import json
 import os
 import re
 import runpy
@@ -54,15 +53,12 @@ def main(pipe, name, path, output, folder):
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # inputs are on the CPU; a GPU needs unlimited memory
     file = os.open(output, os.O_WRONLY)
     for stream in sys.stdout, sys.stderr:
-        stream.reconfigure(encoding="utf-8")
+        stream.reconfigure(encoding="utf-8", line_buffering=True)  # it may be killed
         os.dup2(file, stream.fileno())
     os.chdir(folder)
     warnings.simplefilter("ignore")  # of edits that make no sense, too
     torch.set_num_threads(1)  # tensors are tiny, and threads would wait for each other
     gc.freeze()  # to look through all of torch takes as long as an edit may
-
-    def say(right, lines):
-        pipe.send_bytes(json.dumps([right, lines]).encode())
 
     where = "(the check fails, and not your file)"
     try:
@@ -70,7 +66,7 @@ def main(pipe, name, path, output, folder):
         limit_memory()
         expected = [(case, outcome(exercise, case)) for case in cases_of(exercise)]
         where = ""
-        pipe.send_bytes(b"null")  # here the clock starts
+        pipe.send(None)  # here the clock starts
         theirs = types.SimpleNamespace(**runpy.run_path(path))
         triples = []
         for case, right in expected:
@@ -78,11 +74,10 @@ def main(pipe, name, path, output, folder):
             triples.append((case, outcome(theirs, case), right))
         faults = [differing(*outcomes) for _, *outcomes in triples]
     except BaseException as error:  # a learner's file can raise anything
-        return say(False, [report(error, path), where])
+        return pipe.send([False, [report(error, path), where]])
     if not any(faults):
-        return say(
-            True, [f"Right in all {len(expected)} cases. {definition.solution(name)[1][-1]}"]
-        )
+        more = definition.solution(name)[1][-1]
+        return pipe.send([True, [f"Right in all {len(expected)} cases. {more}"]])
     with contextlib.suppress(BaseException):
         for lines in reasons(theirs, exercise, triples, Path(path).read_bytes()):
-            say(False, lines)
+            pipe.send([False, lines])
