@@ -58,7 +58,7 @@ def outcome(theirs, case, graded=True):
             raise ValueError(f"it changes its argument {name}: what calls it may still need it")
     found = {f"result {n}": x.detach() for n, x in enumerate(values, 1)}
     if leaves:
-        # A gradient that differs everywhere. A sum, since PyTorch imports sympy for each other one.
+        # A gradient that differs everywhere, of a sum: for a given one PyTorch would import sympy.
         ends = (x * torch.linspace(-1, 1, x.numel()).view_as(x) * x.isfinite() for x in values)
         total = sum((x.sum() for x in ends), torch.zeros((), requires_grad=True))
         slopes = torch.autograd.grad(

@@ -6,7 +6,7 @@ the solution    the functions that a learner writes; their comments are the hint
 cases()         [(label, call, *arguments)], from tiny to random. label: with sizes, B=2. call: a
                 name, or a function of the learner's module and arguments
 
-mistakes.toml has the known mistakes, those that are more than one edit: see edits.py.
+mistakes.toml has the known mistakes that no edit of edits.py names, or not as well.
 """
 
 import ast
