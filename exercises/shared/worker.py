@@ -23,7 +23,7 @@ MEGABYTES = 16  # that it may print
 IN_WORDS = {  # what an error's text has, as a regular expression, and what it means
     "place operation": "it changes an argument in place, or what its gradient needs",
     "DefaultCPUAllocator|MemoryError": f"it needs more than {GIGABYTES} GB of memory",
-    "'types.SimpleNamespace'": "your file does not define this function",
+    r"'types.SimpleNamespace' object has no attribute '(\w+)": r"your file does not define \1",
     "NotImplementedError: $": "it is still to be written",
     "File too large": f"it prints more than {MEGABYTES} MB",
 }
@@ -45,7 +45,9 @@ def report(error, path):
         if frame.filename == path:  # the last of them
             where = f"{path}, line {frame.lineno}, in {frame.name}: {frame.line}\n"
     text = f"{type(error).__name__}: {str(error)[:500]}"
-    return where + next((words for part, words in IN_WORDS.items() if re.search(part, text)), text)
+    for part, words in IN_WORDS.items():
+        text = re.sub(f"(?s).*(?:{part}).*", words, text)
+    return where + text
 
 
 def main(pipe, name, path, output, folder):
