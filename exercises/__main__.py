@@ -35,7 +35,7 @@ def show_list(folder):
 
 def try_once(name, path):
     """Check a file, say what came out, and return the exit code: whether it is wrong."""
-    print("checked: some seconds ...\n", flush=True)
+    print("\nchecked: some seconds ...\n", flush=True)
     right, lines = check(name, path)
     if right:
         progress(path.parent, **{name: True})
@@ -59,13 +59,12 @@ def watch(name, path):
         now = path.stat().st_mtime_ns if path.exists() else seen  # an editor may replace it
         if now != seen:
             seen = now
-            print()
             try_once(name, path)
         time.sleep(0.3)
 
 
 def main(arguments):
-    parser = argparse.ArgumentParser(prog="python -m exercises", allow_abbrev=False)
+    parser = argparse.ArgumentParser(prog="python -m exercises")
     parser.add_argument("exercise", nargs="?", help="its number or its name")
     parser.add_argument("--hint", action="store_true", help="one hint more each time")
     parser.add_argument("--watch", action="store_true", help="check whenever the file is saved")
@@ -80,7 +79,7 @@ def main(arguments):
     path = options.folder / f"{name}.py"
     if not path.exists():
         atomic_write(path, definition.stub(name).encode())
-    print(f"{definition.task(name)}\nYour file: {path}\n")
+    print(f"{definition.task(name)}\nYour file: {path}")
     return (watch if options.watch else try_once)(name, path)
 
 

@@ -1,7 +1,4 @@
-"""What learners write: the solution with one edit.
-
-A wrong answer is seldom new: an edit that gives its numbers is what the learner wrote, or the same.
-"""
+"""Edits of a source. A wrong answer is seldom new: most are the solution with one of these."""
 
 import ast
 import itertools
@@ -15,14 +12,12 @@ def edits(source, other="", sizes=()):
 
     other: a source with steps that it may lack. sizes: names that it may use, such as D.
     """
-    names = {*re.findall(r"\b([^\W\d]\w*)(?=[,)]| =| in )", source), "1"}
+    names = {*re.findall(r"\b([^\W\d]\w*)(?=[,)]| =| in )", source), "1", *sizes}
     again = dict.fromkeys(step for text in (source, other) for *_, step in steps(text))
     likely = missing(source), words(source), exchanged(source), inside(source, ACTIONS[:4])
     rest = inside(source, again), elsewhere(source), inside(source, () if other else ACTIONS[4:])
     in_turns = itertools.chain.from_iterable(itertools.zip_longest(*rest))
-    return filter(
-        None, itertools.chain(*likely, others(source, [*sorted(names), *sizes]), in_turns)
-    )
+    return filter(None, itertools.chain(*likely, others(source, sorted(names)), in_turns))
 
 
 def parts(source):

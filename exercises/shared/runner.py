@@ -1,5 +1,6 @@
 """Checks a learner's file, in a process with limits of time and memory: worker.py."""
 
+import json
 import multiprocessing
 import tempfile
 import time
@@ -42,10 +43,10 @@ def run(*arguments):
     its.close()
     found = None
     try:
-        found = ours.recv()  # torch is imported, which may take long
+        found = json.loads(ours.recv_bytes())  # torch is imported, which may take long
         end = time.monotonic() + SECONDS
         while ours.poll(end - time.monotonic()):
-            found = ours.recv()
+            found = json.loads(ours.recv_bytes())
         error = f"it takes more than {SECONDS} seconds: is there an endless loop?"
     except (EOFError, OSError):
         process.join(SECONDS)
