@@ -13,42 +13,41 @@ from exercises.shared.definition import ORDER
 from exercises.shared.runner import check
 
 
-def progress(folder):
+def progress(folder, **news):
+    """Return what a learner has, with news: {"masks": True if right, "masks hints": number}."""
     path = folder / "progress.json"
-    return {"solved": {}, "hints": {}} | (read_json(path) if path.exists() else {})
-
-
-def note(folder, what, name, value):
-    found = progress(folder)
-    found[what][name] = value
-    atomic_write(folder / "progress.json", json.dumps(found, indent=1).encode())
+    found = (read_json(path) if path.exists() else {}) | news
+    if news:
+        atomic_write(path, json.dumps(found, indent=1).encode())
+    return found
 
 
 def show_list(folder):
-    solved = progress(folder)["solved"]
-    left = [number for number, name in enumerate(ORDER, 1) if name not in solved]
+    solved = progress(folder)
+    left = [name for name in ORDER if name not in solved]
     for number, name in enumerate(ORDER, 1):
         title = definition.task(name).partition("\n")[0]
-        print(f"  {number:2} {'✓' if name in solved else '·'} {title}")
-    done = f"{len(ORDER) - len(left)} of {len(ORDER)} are right"
-    print(f"\n{done}; next: python -m exercises {left[0]}" if left else f"\n{done}")
+        print(f"  {number:2} {'·' if name in left else '✓'} {title}")
+    print(f"\n{len(ORDER) - len(left)} of {len(ORDER)} are right")
+    if left:
+        print(f"next: python -m exercises {left[0]}")
 
 
 def try_once(name, path):
     """Check a file, say what came out, and return the exit code: whether it is wrong."""
-    print("checked: some seconds ...\n", flush=True)
+    print("\nchecked: some seconds ...\n", flush=True)
     right, lines = check(name, path)
     if right:
-        note(path.parent, "solved", name, True)
+        progress(path.parent, **{name: True})
     print("\n".join(lines))
     return not right
 
 
 def hint(name, folder):
     """Print one hint more than before."""
-    hints = definition.solution(name)[1]
-    count = min(len(hints), progress(folder)["hints"].get(name, 0) + 1)
-    note(folder, "hints", name, count)
+    hints = definition.solution(name)[1][:-1]
+    count = min(len(hints), progress(folder).get(f"{name} hints", 0) + 1)
+    progress(folder, **{f"{name} hints": count})
     for number, text in enumerate(hints[:count], 1):
         print(f"hint {number} of {len(hints)}: {text}")
 
@@ -60,13 +59,12 @@ def watch(name, path):
         now = path.stat().st_mtime_ns if path.exists() else seen  # an editor may replace it
         if now != seen:
             seen = now
-            print()
             try_once(name, path)
         time.sleep(0.3)
 
 
 def main(arguments):
-    parser = argparse.ArgumentParser(prog="python -m exercises", allow_abbrev=False)
+    parser = argparse.ArgumentParser(prog="python -m exercises")
     parser.add_argument("exercise", nargs="?", help="its number or its name")
     parser.add_argument("--hint", action="store_true", help="one hint more each time")
     parser.add_argument("--watch", action="store_true", help="check whenever the file is saved")
@@ -81,7 +79,7 @@ def main(arguments):
     path = options.folder / f"{name}.py"
     if not path.exists():
         atomic_write(path, definition.stub(name).encode())
-    print(f"{definition.task(name)}\nYour file: {path}\n")
+    print(f"{definition.task(name)}\nYour file: {path}")
     return (watch if options.watch else try_once)(name, path)
 
 

@@ -55,6 +55,7 @@ def initial(V, n_layer):
     return math.log(V), 0.02 / math.sqrt(2 * n_layer)
 
 
+# Read on: model.py: layer_norm, FeedForward, Block, gpt2_std and init_weights
 def cases():
     x = small([1, 2, 3, 6], [5, 5, 5, 5])[0]
     yield "two tokens, C = 4", "layer_norm", x, *small([1] * 4, [0] * 4)[0, 0], 1e-5

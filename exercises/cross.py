@@ -31,6 +31,7 @@ def cross_attention(q, k, v, real):
     return scores.softmax(dim=-1) @ v
 
 
+# Read on: attention.py: Additive and CrossAttention; masks.py: present
 def cases():
     for sizes in "B=1, S=2, C=2, A=3", "B=3, S=6, C=5, A=4":
         yield sizes, "additive", *random(sizes, "B C", "B S C", "C A", "C A", "A")

@@ -31,7 +31,8 @@ def self_attention(x, W_qkv, W_out, H, G):
     return y @ W_out.T
 
 
+# Read on: attention.py: SelfAttention and share_heads
 def cases():
-    for H, G, sizes in (2, 2, "B=1, T=2, C=4, R=12"), (6, 2, "B=3, T=5, C=12, R=20"):
+    for H, G, sizes in (2, 2, "B=1, T=2, C=4, R=12"), (6, 2, "B=7, T=5, C=24, R=40"):
         inputs = random(sizes, "B T C", "R C", "C C")
         yield f"{sizes} rows of W_qkv, H={H}, G={G}", "self_attention", *inputs, H, G

@@ -31,16 +31,16 @@ def same_document(i, j, ids):
     return (j <= i) & (ids[i] == ids[j])
 
 
+# Read on: masks.py
 def cases():
-    table = [  # queries, the first key, the end of the keys
-        ([0, 1, 2], 0, 3),
-        ([5, 2, 3], 1, 7),
-        ([[2, 3]], 2, 3),
+    table = [  # queries and keys
+        ([0, 1, 2], [range(3)]),
+        ([5, 2, 3], [range(1, 7)]),
+        ([[2, 3]], [2]),
     ]
-    for i, first, end in table:
+    for i, j in table:
         label = f"positions {i} look"
-        i = torch.tensor(i)[..., None]
-        j = torch.arange(first, end)[None]
+        i, j = torch.tensor(i)[..., None], torch.tensor(j)
         yield label, "causal", i, j
         yield label, "same_document", i, j, torch.tensor([0, 0, 2, 2, 1, 0, 0])
         for W in 1, 2:

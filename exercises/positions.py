@@ -39,6 +39,7 @@ def rotary(q, k, v):
     return turn(q), turn(k), v
 
 
+# Read on: attention.py: sinusoidal, rope_table and rotate
 def cases():
     yield "T=3, C=4", "sinusoidal", 3, 4
     yield "T=40, C=16", "sinusoidal", 40, 16

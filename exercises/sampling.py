@@ -45,15 +45,16 @@ def losses(logits, ids, characters):
     return mean, mean.exp(), bits / characters
 
 
+# Read on: engine/decoding/sampling.py; model.py: GPT.forward; tools/evaluate.py
 def cases():
     p = torch.tensor([[0.5, 0.3, 0.11, 0.09]]).double()
     yield "logits are logarithms of probabilities", "probabilities", p.log(), 1.0, 3, 0.8
     ids = torch.tensor([[1, 0, 3, 3, 5, -1], [2, 6, 4, -1, -1, -1], [0, 0, 1, 2, 3, 4]])
-    for B, T, targets in (2, 4, 5), (3, 6, 11):
-        label = f"B={B}, T={T}, V=7, {targets} targets, {T + 7} characters"
+    for B, T in (2, 4), (3, 6):
+        label = f"B={B}, T={T}, V=7, {T + 7} characters"
         yield label, "losses", *random(label, "B T V"), ids[:B, :T], T + 7
-    for temperature, top_k, top_p in (2.0, 5, 0.7), (1.0, 7, 0.9), (0.5, 6, 0.8):
-        label = f"B=3, V=9, temperature={temperature}, top_k={top_k}, top_p={top_p}"
+    for temperature, top_k, top_p in (2.0, 5, 0.7), (1.0, 7, 0.9), (0.5, 6, 0.8), (3.0, 9, 0.4):
+        label = f"B=3, V={top_k + 2}, temperature={temperature}, top_k={top_k}, top_p={top_p}"
         yield label, "probabilities", *random(label, "B V"), temperature, top_k, top_p
     for V, top_k, top_p in (5, 3, 0.9), (4, 4, 0.5):
         label = f"{V} equal logits, in order, top_k={top_k}, top_p={top_p}"

@@ -19,6 +19,7 @@ def scaled_dot(q, k):
     return q @ k.mT / q.shape[-1] ** 0.5
 
 
+# Read on: attention.py: dot and scaled_dot, then General and Additive, which are learned
 def cases():
     q, k = small([1, 0], [1, 1]), small([2, 0], [1, 3])
     yield "B=1, H=1, Tq=2, Tk=2, D=2", "scaled_dot", q, k

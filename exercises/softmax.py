@@ -24,6 +24,7 @@ def softmax(scores):
     return powers / total.masked_fill(total == 0, 1.0)
 
 
+# Read on: attention.py: softmax, sparsemax, and the end of attention_weights
 def cases():
     hidden = float("-inf")
     yield "one row", "softmax", small([1, 2, 3])
@@ -31,7 +32,7 @@ def cases():
     yield (
         "a query that sees no key",
         "softmax",
-        small([hidden] * 3, [hidden, 0, -12], [-1e4] * 3, [-999, -998, hidden]),
+        small([hidden] * 3, [hidden, 0, -12], [-1e4] * 3, [-12000, -11000, hidden]),
     )
     sizes = "B=2, H=3, Tq=4, Tk=5"
     yield sizes, "softmax", *random(sizes, "B H Tq Tk")

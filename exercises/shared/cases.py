@@ -1,9 +1,8 @@
 """The inputs of cases, and what functions make of them."""
 
-import contextlib
+import collections
 import inspect
 import re
-import signal
 
 import torch
 
@@ -23,85 +22,63 @@ def sizes_in(text):
 def random(sizes, *shapes):
     """Random tensors of float64: random("B=2, T=5", "B T", "T") are of shapes (2, 5) and (5)."""
     size = sizes_in(sizes)
-    generator = torch.Generator().manual_seed(0)
-    shapes = [[size[name] for name in shape.split()] for shape in shapes]
-    numbers = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes)
+    torch.manual_seed(0)
+    shapes = ([size[name] for name in shape.split()] for shape in shapes)
+    numbers = (torch.randn(shape, dtype=torch.float64) for shape in shapes)
     return [((50 * x).floor() * 2 + 1) / 100 for x in numbers]  # none is 0: a slope may jump there
 
 
-def called(call, module, arguments):
-    return getattr(module, call)(*arguments) if isinstance(call, str) else call(module, *arguments)
+# names: of the functions that are tried. inputs: {name: argument}. graded: are gradients asked for?
+Case = collections.namedtuple("Case", "names label call inputs graded")
 
 
-def named(exercise, call, *arguments):
-    """The arguments of a case by their names."""
-    function = getattr(exercise, call) if isinstance(call, str) else call
-    names = [name for name in inspect.signature(function).parameters if name != "theirs"]
-    return dict(zip(names, arguments))
+def cases_of(exercise):
+    """Yield each Case of an exercise."""
+    graded = getattr(exercise, "GRADIENTS", True)
+    everything = ", ".join(functions(exercise.__name__.split(".")[1]))
+    for label, call, *arguments in exercise.cases():
+        name = call if isinstance(call, str) else everything
+        parameters = inspect.signature(vars(exercise).get(call, call)).parameters
+        inputs = dict(zip((name for name in parameters if name != "theirs"), arguments))
+        yield Case(name, label, call, inputs, graded)
 
 
-def outcome(theirs, exercise, label, call, *arguments):
-    """What a case gives; ValueError if it changes its arguments."""
-    slopes = getattr(exercise, "GRADIENTS", True) and torch.is_grad_enabled()
-    inputs = [copy(x, slopes) for x in arguments]
-    values = tensors(called(call, theirs, inputs))
-    for x, then in zip(inputs, arguments):
-        if torch.is_tensor(x) and not torch.equal(x, then):
-            raise ValueError("it changes its arguments: what calls it may still need them")
-    name = call if isinstance(call, str) else ", ".join(functions(exercise.__name__.split(".")[1]))
-    slopes = gradients(values, [*filter(is_float, inputs)] if slopes else [])
-    values = [value.detach() for value in values]
-    return {"name": name, "label": label, "values": values, "gradients": slopes}
+def outcome(theirs, case, graded=True):
+    """Return {"result 1": tensor, ..., "the gradient of q": tensor, ...}.
 
-
-def copy(x, slopes):
-    """A copy of a tensor, which takes a gradient if it can and is to; anything else as it is."""
-    return x.clone().requires_grad_(slopes and is_float(x)) if torch.is_tensor(x) else x
+    ValueError if the arguments of the case are changed.
+    """
+    inputs = {name: x.clone() if torch.is_tensor(x) else x for name, x in case.inputs.items()}
+    leaves = [name for name, x in inputs.items() if graded and case.graded and is_float(x)]
+    for name in leaves:
+        inputs[name].requires_grad_()
+    values = called(theirs, case, inputs)
+    for name, x in case.inputs.items():
+        if torch.is_tensor(x) and not torch.equal(x, inputs[name]):
+            raise ValueError(f"it changes its argument {name}: what calls it may still need it")
+    found = {f"result {n}": x.detach() for n, x in enumerate(values, 1)}
+    if leaves:
+        # A gradient that differs everywhere, of a sum: for a given one PyTorch would import sympy.
+        ends = (x * torch.linspace(-1, 1, x.numel()).view_as(x) * x.isfinite() for x in values)
+        total = sum((x.sum() for x in ends), torch.zeros((), requires_grad=True))
+        slopes = torch.autograd.grad(
+            total, [inputs[name] for name in leaves], materialize_grads=True
+        )
+        found |= zip((f"the gradient of {name}" for name in leaves), slopes)
+    return found
 
 
 def is_float(x):
     return torch.is_tensor(x) and x.is_floating_point()
 
 
-def tensors(result):
-    """Return a result, a tensor, a number or a sequence of either, as a list of tensors."""
+def called(theirs, case, inputs):
+    """Return what a case's call makes of inputs, one or several results, as a list of tensors."""
+    if isinstance(case.call, str):
+        result = getattr(theirs, case.call)(*inputs.values())
+    else:
+        result = case.call(theirs, *inputs.values())
     parts = result if isinstance(result, tuple | list) else [result]
     if not all(torch.is_tensor(part) or isinstance(part, int | float) for part in parts):
         raise TypeError(f"it returns {type(result).__name__}, and not a tensor")
-    parts = map(torch.as_tensor, parts)
-    return [x.double() if x.dim() == 0 else x for x in parts]
-
-
-def gradients(values, leaves):
-    """The gradients of the arguments, for a gradient of the values that differs everywhere."""
-    ends = [x for x in values if x.requires_grad]
-    if not ends:
-        return [*map(torch.zeros_like, leaves)]
-    slopes = [torch.linspace(-1, 1, x.numel()).view_as(x) * x.isfinite() for x in ends]
-    # A sum, since PyTorch imports sympy for each other gradient that it is given.
-    total = sum((x * slope).sum() for x, slope in zip(ends, slopes))
-    return [*torch.autograd.grad(total, leaves, materialize_grads=True)] if leaves else []
-
-
-@contextlib.contextmanager
-def limit(seconds):
-    """Suppress errors, also of what takes longer than this. Windows has no such timer."""
-    with contextlib.suppress(Exception):
-        try:
-            ring(seconds)
-            yield
-        finally:
-            ring(0)
-
-
-def ring(seconds):
-    if hasattr(signal, "setitimer"):
-        signal.setitimer(signal.ITIMER_PROF, seconds)
-
-
-def stop(*_):
-    raise TimeoutError
-
-
-if hasattr(signal, "SIGPROF"):  # once, since the search sets the timer thousands of times
-    signal.signal(signal.SIGPROF, stop)
+    return [x.double() if x.dim() == 0 else x for x in map(torch.as_tensor, parts)]

@@ -1,4 +1,4 @@
-"""Two lists of tensors: are they equal, and how do they differ?"""
+"""Do two tensors, or two outcomes of a case, differ, and how?"""
 
 import torch
 
@@ -12,50 +12,29 @@ def wrong(a, b, error=1e-12):
 
 def equal(a, b, error=1e-12):
     """Whether two tensors are equal; a single number may come from float32."""
-    error = max(error, 1e-6 * (b.dim() == 0))
+    error = error if b.dim() else 1e-6
     return a.shape == b.shape and a.dtype == b.dtype and not wrong(a, b, error).any()
 
 
-def same(got, expected, error=1e-12):
-    return len(got) == len(expected) and all(equal(*pair, error) for pair in zip(got, expected))
+def differing(got, right):
+    """Return the names of what differs in two outcomes: results, or gradients if those are right.
 
-
-def same_outcome(got, expected, error=1e-12):
-    return all(same(got[what], expected[what], error) for what in ("values", "gradients"))
+    TypeError if one has more results than the other.
+    """
+    if len(got) != len(right):
+        raise TypeError("it returns more results than it should, or fewer")
+    names = [name for name in right if not equal(got[name], right[name])]
+    return [name for name in names if name[0] == names[0][0]]
 
 
 def difference(a, b):
     """How two tensors that are not equal differ, and where."""
-    if a.shape != b.shape:
-        return f"the shape is {tuple(a.shape)}, and should be {tuple(b.shape)}"
-    if a.dtype != b.dtype:
-        return f"the dtype is {a.dtype}, and should be {b.dtype}"
+    for what in "shape", "dtype":
+        if getattr(a, what) != getattr(b, what):
+            return f"the {what} is {getattr(a, what)}, and should be {getattr(b, what)}"
     at = wrong(a, b).nonzero().tolist()
-    first = tuple(at[0])
     text = f"{len(at)} of {a.numel()} numbers differ, the first one at {at[0]}: "
-    text += f"{a[first]:.5g}, and not {b[first]:.5g}"
-    largest = (a.double() - b.double()).abs().max()
-    if largest < 1e-3:  # printed, they look alike
-        text += f"; by {largest:.1e} at most: is it an epsilon, float32, a number for −∞?"
+    text += f"{a[tuple(at[0])]:.5g}, and not {b[tuple(at[0])]:.5g}"
+    if torch.allclose(a.double(), b.double(), 0, 1e-3):  # printed, they look alike
+        text += ": is it an epsilon, float32, a number for −∞?"
     return text
-
-
-def beside(inputs, names, got, expected):
-    """Return how results of these names differ, as lines; with all numbers if those are few."""
-    if len(got) != len(expected):
-        return [f"  it returns {len(got)} results, and should return {len(expected)}"]
-    numbers = [x.numel() for x in [*inputs.values(), *expected] if torch.is_tensor(x)]
-    few = sum(numbers) <= 120
-    lines = [line(name, x) for name, x in inputs.items()] if few else []
-    for name, a, b in zip(names, got, expected):
-        if not equal(a, b):
-            lines.append(f"  {name}: {difference(a, b)}")
-            if few and a.shape == b.shape:
-                lines += [line("expected", b), line("got", a)]
-    return lines
-
-
-def line(name, x):
-    """A name and a tensor's numbers, or what else x is."""
-    text = str(x.detach() if torch.is_tensor(x) else getattr(x, "__name__", x))
-    return f"  {name:10} " + text.replace("\n", "\n" + " " * 13)

@@ -1,11 +1,12 @@
 """What an exercise is: a file of this folder, with
 
 its docstring   the task: what to write, with shapes, a picture and the paper
-the solution    the functions that a learner writes; their comments are the hints
+the solution    the functions that a learner writes; their comments are the hints, and the last
+                one says where lookback's own code is
 cases()         [(label, call, *arguments)], from tiny to random. label: with sizes, B=2. call: a
                 name, or a function of the learner's module and arguments
 
-mistakes.toml has the known mistakes, those that are more than one edit: see edits.py.
+mistakes.toml has the known mistakes that no edit of edits.py names, or not as well.
 """
 
 import ast
@@ -19,23 +20,10 @@ from engine.common.errors import choose
 
 FOLDER = Path(__file__).parents[1]
 MISTAKES = tomllib.loads((FOLDER / "mistakes.toml").read_text(encoding="utf-8"))
-ORDER = {  # and where lookback's own code is
-    "masks": "masks.py",
-    "scores": "attention.py: dot and scaled_dot, then General and Additive, which are learned",
-    "softmax": "attention.py: softmax, sparsemax, and the end of attention_weights",
-    "attention": "attention.py: masked_fill does this, and naive does it without a mask",
-    "heads": "attention.py: SelfAttention and share_heads",
-    "positions": "attention.py: sinusoidal, rope_table and rotate",
-    "cross": "attention.py: Additive and CrossAttention; masks.py: present",
-    "cache": "attention.py: KVCache, whose memory is allocated once",
-    "tiles": "attention.py: tiled, row_of_tiles",
-    "backward": "attention.py: tiled, which computes its weights again in the backward pass",
-    "linear": "attention.py: linear and linear_step; engine/kernels/linear_attention.py",
-    "sampling": "engine/decoding/sampling.py; model.py: GPT.forward; tools/evaluate.py",
-    "block": "model.py: layer_norm, FeedForward, Block, gpt2_std and init_weights",
-    "search": "experiments/shared/translation.py: search, for a batch of sentences at once",
-    "yours": "docs/hacking.md: train with it; tests/model/test_registries.py then tests it further",
-}
+ORDER = """
+masks scores softmax attention heads positions cross cache tiles backward linear sampling block
+search yours
+""".split()
 
 
 def known(name):
@@ -51,15 +39,15 @@ def load(name):
 
 @functools.cache
 def solution(name):
-    """Return the text of the solution, and its comments, which are the hints."""
-    text = (FOLDER / f"{name}.py").read_text(encoding="utf-8").partition("\n\ndef cases")[0]
-    comment = re.compile("^ +# (.*)\n", re.MULTILINE)
+    """Return the text of the solution, and its comments: the hints, and what to read on."""
+    text = (FOLDER / f"{name}.py").read_text(encoding="utf-8").partition("def cases")[0]
+    comment = re.compile("^ *# (.*)\n", re.MULTILINE)
     return comment.sub("", text), comment.findall(text)
 
 
 def task(name):
     """Return the docstring of an exercise."""
-    return ast.get_docstring(ast.parse(solution(name)[0]), clean=False)
+    return solution(name)[0].split('"""')[1]
 
 
 def with_mistakes(name, *sentences):

@@ -14,29 +14,19 @@ PROCESSES.set_forkserver_preload(["exercises.shared.worker"])
 
 
 def check(name, path):
-    """Return whether a learner's file is right, and what there is to say, as lines."""
-    (right, lines), printed = run_file(name, path.resolve())
-    if printed.strip() and not right:
-        lines = [f"it prints: {printed.strip()[:1000]}", "", *lines]
-    return right, [line.replace(str(path.resolve()), str(path)) for line in lines]
+    """Return whether a learner's file is right, and what there is to say, as lines.
 
-
-def run_file(name, path):
-    """Return what worker.py found, in a process and an empty folder of its own, and printed."""
+    It runs in an empty folder. What it prints is said too, if it is wrong.
+    """
+    full = str(path.resolve())
     with tempfile.TemporaryDirectory() as folder:
-        to, output, here = (Path(folder) / part for part in ("outcomes", "printed", "here"))
-        here.mkdir()
-        status = run(name, str(path), to, output, here)
-        text = output.read_text(encoding="utf-8", errors="replace") if output.exists() else ""
-        if to.exists() and to.stat().st_size:
-            return json.loads(to.read_bytes()), text
-        if status is None:
-            error = f"it takes more than {SECONDS} seconds: is there an endless loop?"
-        elif to.exists():
-            error = f"its process ends with {status} (below 0: a signal): os._exit, or memory?"
-        else:
-            error = f"the check fails, not your file: {(text.splitlines() or [status])[-1]}"
-        return [False, [error]], text
+        output = Path(folder) / "printed"
+        output.touch()
+        right, lines = run(name, full, output, tempfile.mkdtemp(dir=folder))
+        printed = output.read_text(encoding="utf-8", errors="replace").strip()
+    if printed and not right:
+        lines = [f"it prints: {printed[:1000]}", "", *lines]
+    return right, [line.replace(full, str(path)) for line in lines]
 
 
 def work(*arguments):
@@ -45,15 +35,23 @@ def work(*arguments):
     worker.main(*arguments)
 
 
-def run(name, path, to, *places):
-    """Run the worker; return its exit code, or None if it takes longer, once it has begun."""
-    process = PROCESSES.Process(target=work, args=(name, path, to, *places))
+def run(*arguments):
+    """Return what the worker says last: whether the file is right, and lines."""
+    ours, its = PROCESSES.Pipe()
+    process = PROCESSES.Process(target=work, args=(its, *arguments))
     process.start()
+    its.close()
+    found = None
     try:
-        while process.is_alive() and not to.exists():
-            time.sleep(0.02)  # torch is imported, which may take long
+        found = json.loads(ours.recv_bytes())  # torch is imported, which may take long
+        end = time.monotonic() + SECONDS
+        while ours.poll(end - time.monotonic()):
+            found = json.loads(ours.recv_bytes())
+        error = f"it takes more than {SECONDS} seconds: is there an endless loop?"
+    except (EOFError, OSError):
         process.join(SECONDS)
-        return process.exitcode
+        error = f"its process ends with {process.exitcode}: os._exit, a signal, or memory?"
     finally:  # also after Ctrl-C
         process.kill()
         process.join()
+    return found or [False, [error]]

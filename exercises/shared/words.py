@@ -7,9 +7,9 @@ gelu relu silu tanh sigmoid elu softplus sin; softmax sigmoid log_softmax; exp e
 -torch.inf -1000000000.0 0.0 -1.0 -10.0 -100.0
 """.split(";")  # of which one is taken for another
 ACTIONS = """
-_ + 1; _ - 1; -_; _.detach(); _.exp(); _.exp() / _.exp().sum(-1, keepdim=True); _.mT; 1 - _;
-2 * _; _ / 2; _ * _; _ ** 0.5; _[:1]; _.abs();
-_.tril(); _.softmax(-1); _.relu(); _.softmax(0); _.softmax(1); _.softmax(-2);
+_.detach(); -_; _ + 1; _ - 1; _.exp(); _.exp() / _.exp().sum(-1, keepdim=True); _.mT; 1 - _;
+2 * _; _ / 2; _ * _; _ ** 0.5; _[:1]; _.relu();
+_.abs(); _.tril(); _.softmax(-1); _.softmax(0); _.softmax(1); _.softmax(-2);
 _.flatten(-2).softmax(-1).view_as(_); _.roll(1, -1);
 _.mT.reshape(_.shape); _.swapaxes(1, 2).reshape(_.shape); _.mean(-1, keepdim=True);
 _ - _.mean(-1, keepdim=True); _ / _.sum(-1, keepdim=True); _ / _.norm(dim=-1, keepdim=True);

@@ -1,6 +1,7 @@
-"""Runs a learner's file, and writes what is found, [right, lines], to another."""
+"""Runs a learner's file, and says what is found: runner.py."""
 
 import contextlib
+import gc
 import json
 import os
 import re
@@ -13,17 +14,17 @@ from pathlib import Path
 
 import torch
 
-from engine.common.files import atomic_write
-from exercises.shared import definition
-from exercises.shared.cases import outcome
-from exercises.shared.diagnosis import differences, first_wrong, reasons
+from exercises.shared.cases import cases_of, outcome
+from exercises.shared.comparison import differing
+from exercises.shared.definition import load, solution
+from exercises.shared.diagnosis import reasons
 
-GIGABYTES = 4  # beyond what the process has when it begins
+GIGABYTES = 4
 MEGABYTES = 16  # that it may print
 IN_WORDS = {  # what an error's text has, as a regular expression, and what it means
     "place operation": "it changes an argument in place, or what its gradient needs",
     "DefaultCPUAllocator|MemoryError": f"it needs more than {GIGABYTES} GB of memory",
-    "'types.SimpleNamespace'": "your file does not define this function",
+    r"'types.SimpleNamespace' object has no attribute '(\w+)": r"your file does not define \1",
     "NotImplementedError: $": "it is still to be written",
     "File too large": f"it prints more than {MEGABYTES} MB",
 }
@@ -34,10 +35,8 @@ def limit_memory():
     with contextlib.suppress(ImportError, ValueError, OSError):
         import resource
 
-        resource.setrlimit(resource.RLIMIT_FSIZE, (MEGABYTES * 2**20, MEGABYTES * 2**20))
-        sizes = Path("/proc/self/statm").read_text(encoding="utf-8")  # only on Linux
-        most = int(sizes.split()[0]) * resource.getpagesize() + GIGABYTES * 2**30
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+        for what, most in ("FSIZE", MEGABYTES * 2**20), ("DATA", GIGABYTES * 2**30):
+            resource.setrlimit(getattr(resource, f"RLIMIT_{what}"), (most, most))
 
 
 def report(error, path):
@@ -47,41 +46,43 @@ def report(error, path):
         if frame.filename == path:  # the last of them
             where = f"{path}, line {frame.lineno}, in {frame.name}: {frame.line}\n"
     text = f"{type(error).__name__}: {str(error)[:500]}"
-    return where + next((words for part, words in IN_WORDS.items() if re.search(part, text)), text)
+    for part, words in IN_WORDS.items():
+        text = re.sub(f"(?s).*(?:{part}).*", words, text)
+    return where + text
 
 
-def main(name, path, to, output, folder):
+def main(pipe, name, path, output, folder):
     """Check a file in a folder. What it prints goes to a file, also what C prints."""
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # inputs are on the CPU; a GPU needs unlimited memory
-    file = os.open(output, os.O_WRONLY | os.O_CREAT)
+    file = os.open(output, os.O_WRONLY)
     for stream in sys.stdout, sys.stderr:
-        stream.reconfigure(encoding="utf-8")
+        stream.reconfigure(encoding="utf-8", line_buffering=True)  # it may be killed
         os.dup2(file, stream.fileno())
     os.chdir(folder)
-    warnings.simplefilter("ignore")  # torch's, of deprecated calls: none of ours
-    torch.manual_seed(0)
+    warnings.simplefilter("ignore")  # of edits that make no sense, too
     torch.set_num_threads(1)  # tensors are tiny, and threads would wait for each other
-    exercise = definition.load(name)
-    limit_memory()
-    expected = [outcome(exercise, exercise, *case) for case in exercise.cases()]
+    gc.freeze()  # to look through all of torch takes as long as an edit may
 
-    def keep(right, *lines):  # what follows may not come back
-        atomic_write(to, json.dumps([right, lines]).encode())
+    def say(found):
+        pipe.send_bytes(json.dumps(found).encode())
 
-    to.touch()  # here the clock starts; up to here, what fails is not the learner's
-    where = ""
+    where = "(the check fails, and not your file)"
     try:
+        exercise = load(name)
+        limit_memory()
+        expected = [(case, outcome(exercise, case)) for case in cases_of(exercise)]
+        where = ""
+        say(None)  # here the clock starts
         theirs = types.SimpleNamespace(**runpy.run_path(path))
         triples = []
-        for case, right in zip(exercise.cases(), expected):
-            where = f"(in the case: {right['name']}, {right['label']})"
-            triples.append((case, outcome(theirs, exercise, *case), right))
-        if wrong := first_wrong(triples):
-            lines = differences(exercise, *wrong)
-            for more in reasons(theirs, exercise, triples, Path(path).read_bytes()):
-                keep(False, *lines, *more)
-        else:
-            keep(True, f"Right, in all {len(expected)} cases. Read on: {definition.ORDER[name]}")
+        for case, right in expected:
+            where = f"(in the case: {case.names}, {case.label})"
+            triples.append((case, outcome(theirs, case), right))
+        faults = [differing(*outcomes) for _, *outcomes in triples]
     except BaseException as error:  # a learner's file can raise anything
-        if not to.stat().st_size:
-            keep(False, report(error, path), where)
+        return say([False, [report(error, path), where]])
+    if not any(faults):
+        return say([True, [f"Right in all {len(expected)} cases. {solution(name)[1][-1]}"]])
+    with contextlib.suppress(BaseException):
+        for lines in reasons(theirs, exercise, triples, Path(path).read_bytes()):
+            say([False, lines])
