@@ -633,7 +633,7 @@ class GPT(nn.Module):
     def from_weights(cls, config, weights, source, base="", **changes):
         """A model of a config (dict) and weights (name -> tensor), taken without a copy.
 
-        source: their name in errors. base: must be empty, as they are all of the model.
+        source: their name in errors. base: refused, since only an adapter has one.
         """
         if base:
             raise ValueError(f"base={base} is for a LoRA adapter, and {source} is none")

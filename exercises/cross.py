@@ -5,7 +5,7 @@ Write additive(s, h, W1, W2, u): Bahdanau's weights of a decoder's state, and it
     score of state i of h:  u · tanh(s W1 + h[i] W2)            weights: softmax over the S states
     context: the average of h with these weights            return weights (B, S), context (B, C)
 Write cross_attention(q, k, v, real), a decoder's attention (scores / √D); return (B, H, T, D):
-    q (B, H, T, D)     k, v (B, H, S, D)     real (B, S): False for padding after a text
+    q (B, H, T, D)     k, v (B, H, S, D)     real (B, S): False for padding, of any numbers
            real = ■ ■ ■ ·             every query sees the same three keys: there is no future in
       q0, q1, ... ■ ■ ■ ·             another sequence, and T may be larger than S
 Bahdanau et al. 2014, arXiv:1409.0473; Vaswani et al. 2017, arXiv:1706.03762, section 3.2.3.

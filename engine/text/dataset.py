@@ -155,7 +155,7 @@ def read_meta(path):
             raise ValueError(f"{path} is damaged (its sha256 is not its own)")
         meta["dtype"] = np.dtype(meta["dtype"]).newbyteorder("<")
         meta["tokenizer"] = tokenizer_from_spec(meta["tokenizer"])
-        _ = [meta[split] for split in SPLITS]  # are there
+        _ = [meta[split] for split in SPLITS]  # KeyError for one that is missing
         return meta
 
 
