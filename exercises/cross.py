@@ -34,7 +34,9 @@ def cross_attention(q, k, v, real):
 # Read on: attention.py: Additive and CrossAttention; masks.py: present
 def cases():
     for sizes in "B=1, S=2, C=2, A=3", "B=3, S=6, C=5, A=4":
-        yield sizes, "additive", *random(sizes, "B C", "B S C", "C A", "C A", "A")
+        for size in 1, 2:
+            inputs = random(sizes, "B C", "B S C", "C A", "C A", "A")
+            yield f"{sizes}, times {size}", "additive", *(size * x for x in inputs)
     for sizes in "B=2, H=1, T=1, S=4, D=2", "B=1, H=1, T=4, S=4, D=2", "B=3, H=2, T=6, S=4, D=5":
         q, k, v = random(sizes, "B H T D", "B H S D", "B H S D")
         padding = torch.tensor([2, 0, 1])[: len(q), None]

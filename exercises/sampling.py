@@ -49,7 +49,8 @@ def losses(logits, ids, characters):
 def cases():
     p = torch.tensor([[0.5, 0.3, 0.11, 0.09]]).double()
     yield "logits are logarithms of probabilities", "probabilities", p.log(), 1.0, 3, 0.8
-    ids = torch.tensor([[1, 0, 3, 3, 5, -1], [2, 6, 4, -1, -1, -1], [0, 0, 1, 2, 3, 4]])
+    ids = torch.arange(18).view(3, 6) % 7
+    ids[torch.ones(3, 6).triu(3) > 0] = -1
     for B, T in (2, 4), (3, 6):
         label = f"B={B}, T={T}, V=7, {T + 7} characters"
         yield label, "losses", *random(label, "B T V"), ids[:B, :T], T + 7
