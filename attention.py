@@ -35,9 +35,9 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from engine.common.errors import check_heads, check_room, check_shapes, check_standard, choose
-from engine.kernels import sdpa
-from engine.kernels.linear_attention import LinearState, chunked, featured, normalized
+from engine import sdpa
+from engine.errors import check_heads, check_room, check_shapes, check_standard, choose
+from engine.linear_attention import LinearState, chunked, featured, normalized
 from masks import (  # noqa: F401  (so that these can be imported from here too)
     VISIBLE,
     after_padding,

@@ -19,7 +19,7 @@ learned is a module.
 
 import torch
 
-from engine.common.errors import parse_spec
+from engine.errors import parse_spec
 from variants.alibi import alibi
 from variants.t5 import T5
 

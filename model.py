@@ -19,13 +19,13 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint as checkpoint_block
 
 from attention import SelfAttention, check_mechanism, rope_table, sinusoidal
-from engine.common.errors import at_least, check_heads, choose
-from engine.decoding.generation import stream
-from engine.decoding.sampling import Sampler, Sampling
-from engine.decoding.session import Session
-from engine.kernels.loss import linear_cross_entropy
-from engine.weights import checkpoint, lora, pretrained
-from engine.weights.pretrained import WithoutInit, check_weights
+from engine import checkpoint, lora, pretrained
+from engine.errors import at_least, check_heads, choose
+from engine.generation import stream
+from engine.loss import linear_cross_entropy
+from engine.pretrained import WithoutInit, check_weights
+from engine.sampling import Sampler, Sampling
+from engine.session import Session
 from masks import PackedDocuments, predicate, sees_ahead
 from variants.differential import DifferentialAttention
 from variants.experts import Experts, ExpertsSettings
@@ -586,7 +586,7 @@ class GPT(nn.Module):
     ):
         """idx (B, T) with max_new_tokens more: (B, T + max_new_tokens). Call eval() first.
 
-        temperature, top_k and other settings: see Sampling in engine/decoding/sampling.py.
+        temperature, top_k and other settings: see Sampling in engine/sampling.py.
         generator: of the CPU, the only source of randomness. Ids from vocab_size on are never
         sampled.
         """
@@ -602,7 +602,7 @@ class GPT(nn.Module):
         """A model with weights that exist already, in float32 on the CPU.
 
         name_or_folder: a folder that train.py wrote (its latest checkpoint); a folder in Hugging
-        Face's layout (config.json and safetensors) of a family in engine/weights/families.py, such
+        Face's layout (config.json and safetensors) of a family in engine/families.py, such
         as GPT-2 or Llama; or its name, gpt2 or OWNER/NAME, downloaded by huggingface_hub.
         changes: to its config, where weights keep their shapes (dropout=0.1). override_args is
         nanoGPT's form of them, a dict. base: the folder of an adapter's base, if it was moved.

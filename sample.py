@@ -16,17 +16,17 @@ from typing import Literal
 import torch
 
 from attention import ATTENTION
-from engine.common.errors import at_least, one_line_errors
-from engine.common.hardware import pick_device
-from engine.common.settings import parse_settings
-from engine.decoding.generation import Generator
-from engine.decoding.quantization import best_dtype, prepare_for_inference
-from engine.decoding.sampling import Sampling
-from engine.decoding.text import Printer, Text, encode_prompt
-from engine.text.chat import ChatTemplate
-from engine.text.conversations import read_conversation
-from engine.text.preparation import read_text
-from engine.weights import pretrained
+from engine import pretrained
+from engine.chat import ChatTemplate
+from engine.conversations import read_conversation
+from engine.errors import at_least, one_line_errors
+from engine.generation import Generator
+from engine.hardware import pick_device
+from engine.preparation import read_text
+from engine.quantization import best_dtype, prepare_for_inference
+from engine.sampling import Sampling
+from engine.settings import parse_settings
+from engine.text import Printer, Text, encode_prompt
 from model import GPT
 
 # --------------------------------------------------------------------------------------------------

@@ -22,26 +22,18 @@ from typing import Literal
 import torch
 
 from attention import ATTENTION, attention_weights
-from engine.common import processes
-from engine.common.errors import at_least, choose, one_line_errors
-from engine.common.files import (
-    folder_lock,
-    list_checkpoints,
-    path_from_here,
-    sha256_of_code,
-    step_of,
-)
-from engine.common.hardware import pick_device, set_threads
-from engine.common.processes import Signals, print0
-from engine.common.settings import given_settings, leading_presets
-from engine.decoding.text import encode_prompt
-from engine.text import dataset
-from engine.text.tokenizer import padded_vocab_size
-from engine.training.batches import check_documents
-from engine.training.optimizer import DECAY, learning_rate_at
-from engine.training.run import Run
-from engine.training.trainer import Trainer, fit_to_memory, fit_to_minutes
-from engine.weights import checkpoint, families, lora, pretrained
+from engine import checkpoint, dataset, families, lora, pretrained, processes
+from engine.batches import check_documents
+from engine.errors import at_least, choose, one_line_errors
+from engine.files import folder_lock, list_checkpoints, path_from_here, sha256_of_code, step_of
+from engine.hardware import pick_device, set_threads
+from engine.optimizer import DECAY, learning_rate_at
+from engine.processes import Signals, print0
+from engine.run import Run
+from engine.settings import given_settings, leading_presets
+from engine.text import encode_prompt
+from engine.tokenizer import padded_vocab_size
+from engine.trainer import Trainer, fit_to_memory, fit_to_minutes
 from model import GPT, MODERN, GPTConfig
 
 

@@ -16,8 +16,8 @@ import torch
 from tqdm import tqdm
 
 from attention import ATTENTION, FEATURE, linear
-from engine.common.errors import at_least
-from engine.common.hardware import measure_seconds, peak_bytes
+from engine.errors import at_least
+from engine.hardware import measure_seconds, peak_bytes
 from masks import VISIBLE
 from tools.shared import benchmark
 from tools.shared.settings import run

@@ -18,15 +18,14 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from engine.common.errors import at_least, choose
-from engine.common.hardware import half_dtype, synchronize
-from engine.decoding.compiled import CompiledStep
-from engine.decoding.generation import stream
-from engine.decoding.quantization import prepare_for_inference
-from engine.decoding.sampling import Sampler, Sampling
-from engine.decoding.session import Session
-from engine.text import tokenizer
-from engine.weights import checkpoint
+from engine import checkpoint, tokenizer
+from engine.compiled import CompiledStep
+from engine.errors import at_least, choose
+from engine.generation import stream
+from engine.hardware import half_dtype, synchronize
+from engine.quantization import prepare_for_inference
+from engine.sampling import Sampler, Sampling
+from engine.session import Session
 from model import GPT, Block
 from tools.shared import benchmark
 from tools.shared.settings import run

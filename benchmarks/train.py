@@ -24,9 +24,9 @@ from types import SimpleNamespace
 import torch
 from tqdm import tqdm
 
-from engine.common.errors import at_least, choose
-from engine.common.hardware import half_dtype, peak_bytes
-from engine.training.optimizer import make_optimizer, training_step
+from engine.errors import at_least, choose
+from engine.hardware import half_dtype, peak_bytes
+from engine.optimizer import make_optimizer, training_step
 from model import GPT
 from tools.shared import benchmark
 from tools.shared.settings import run

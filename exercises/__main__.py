@@ -6,8 +6,8 @@ import sys
 import time
 from pathlib import Path
 
-from engine.common.errors import one_line_errors
-from engine.common.files import atomic_write, read_json
+from engine.errors import one_line_errors
+from engine.files import atomic_write, read_json
 from exercises.shared import definition
 from exercises.shared.definition import ORDER
 from exercises.shared.runner import check

@@ -32,7 +32,7 @@ def step(q, k, v, state):
     return y, (S, z)
 
 
-# Read on: attention.py: linear and linear_step; engine/kernels/linear_attention.py
+# Read on: attention.py: linear and linear_step; engine/linear_attention.py
 def cases():
     for sizes in "B=1, H=1, T=2, D=2, Dv=1", "B=2, H=3, T=6, D=4, Dv=5":
         q, k, v = random(sizes, "T B H D", "T B H D", "T B H Dv")

@@ -45,7 +45,7 @@ def losses(logits, ids, characters):
     return mean, mean.exp(), bits / characters
 
 
-# Read on: engine/decoding/sampling.py; model.py: GPT.forward; tools/evaluate.py
+# Read on: engine/sampling.py; model.py: GPT.forward; tools/evaluate.py
 def cases():
     p = torch.tensor([[0.5, 0.3, 0.11, 0.09]]).double()
     yield "logits are logarithms of probabilities", "probabilities", p.log(), 1.0, 3, 0.8

@@ -44,7 +44,7 @@ from pathlib import Path
 import numpy as np
 import torch.nn.functional as F
 
-from engine.common.errors import at_least, choose
+from engine.errors import at_least, choose
 from experiments.shared import grammar, labelled, translation, translators, trials
 from experiments.shared.translation import bleu, padded, shifted
 from experiments.shared.translators import MODELS, Shape

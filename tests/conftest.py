@@ -28,10 +28,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch  # noqa: E402
 
-from engine.common import hardware  # noqa: E402
-from engine.common.files import list_checkpoints, read_json, sha256_of_file, step_of  # noqa: E402
-from engine.text import dataset  # noqa: E402
-from engine.weights import checkpoint  # noqa: E402
+from engine import checkpoint, dataset, hardware  # noqa: E402
+from engine.files import list_checkpoints, read_json, sha256_of_file, step_of  # noqa: E402
 from model import GPT, GPTConfig  # noqa: E402
 from train import TrainConfig, train  # noqa: E402
 

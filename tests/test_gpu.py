@@ -22,12 +22,12 @@ from attention import (
     sliding_window,
     strided,
 )
-from engine.decoding import quantization
-from engine.decoding.compiled import CompiledStep
-from engine.decoding.generation import stream
-from engine.decoding.sampling import Sampler, Sampling
-from engine.decoding.session import Session
-from engine.training.optimizer import make_optimizer, training_step
+from engine import quantization
+from engine.compiled import CompiledStep
+from engine.generation import stream
+from engine.optimizer import make_optimizer, training_step
+from engine.sampling import Sampler, Sampling
+from engine.session import Session
 from model import GPT, MODERN, GPTConfig
 from tools.shared import machine_check
 from train import TrainConfig, make_trainer

@@ -23,14 +23,6 @@ ENGINE = [path for path in SOURCES if path.parts[0] == "engine"]
 EXERCISES = [path for path in SOURCES if path.parts[0] == "exercises"]
 TESTS = sorted(path.relative_to(ROOT) for path in ROOT.glob("tests/**/*.py"))
 TOP = {"masks", "attention", "model", "train", "sample"}
-WINGS = {  # of engine/: which others each may import
-    "common": set(),
-    "kernels": {"common"},
-    "text": {"common"},
-    "weights": {"common", "text"},
-    "decoding": {"common"},
-    "training": {"common", "text", "weights"},
-}
 
 # Python 3.12 and later take f-strings apart: here each is one string, as in 3.11.
 F_STRING = getattr(tokenize, "FSTRING_START", None)
@@ -112,13 +104,8 @@ def test_top_level():
 
 @parametrize("path", SOURCES, ids=str)
 def test_who_imports_whom(path):
-    """Catches an engine that imports what is above it, a script that others depend on, and an
-    import between two wings of engine/ that the table does not have.
-    """
+    """Catches an engine that imports what is above it, and a script that others depend on."""
     found = imports(path)
-    if path in ENGINE:
-        wing = path.parts[1]
-        assert {name.split(".")[1] for name in found} <= WINGS[wing] | {wing}
     if path.parts[0] in ("engine", "variants"):
         lecture = {"masks", "attention"} if path.parts[0] == "variants" else set()
         assert all(name.startswith("engine.") for name in found - lecture), found

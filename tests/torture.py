@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 WORK = Path(tempfile.mkdtemp(prefix="torture-"))
 os.environ |= {"HF_HOME": str(WORK / "hub"), "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
 
-from engine.text import preparation  # noqa: E402
+from engine import preparation  # noqa: E402
 
 # Before conftest's server is forked: prepare.py writes there.
 CASE = preparation.DATA = WORK / "case"
@@ -49,9 +49,8 @@ from conftest import (  # noqa: E402
     text_file,
 )
 
-from engine.common.files import list_checkpoints, step_of  # noqa: E402
-from engine.text import dataset  # noqa: E402
-from engine.weights import checkpoint  # noqa: E402
+from engine import checkpoint, dataset  # noqa: E402
+from engine.files import list_checkpoints, step_of  # noqa: E402
 
 SECONDS = 30
 MEMORY = 6 * 2**30  # of addresses, of which a process that has imported torch has a third

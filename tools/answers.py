@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from engine.common.errors import at_least, escape_control_characters
-from engine.common.hardware import pick_device
-from engine.decoding.sampling import Sampler, Sampling
-from engine.decoding.session import Session, next_token
+from engine.errors import at_least, escape_control_characters
+from engine.hardware import pick_device
+from engine.sampling import Sampler, Sampling
+from engine.session import Session, next_token
 from tools.shared.settings import DatasetSettings, run
 
 SHOWN = 3  # of each split

@@ -31,10 +31,10 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from engine.common.errors import at_least
-from engine.common.files import atomic_write, read_json, sha256_of
-from engine.common.settings import read_toml
-from engine.text import dataset
+from engine import dataset
+from engine.errors import at_least
+from engine.files import atomic_write, read_json, sha256_of
+from engine.settings import read_toml
 from tools.shared import benchmark
 from tools.shared.report import format_table, machine_line
 from tools.shared.settings import run

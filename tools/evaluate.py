@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from engine.common.errors import at_least
-from engine.common.hardware import pick_device
-from engine.text import dataset, preparation
+from engine import dataset, preparation
+from engine.errors import at_least
+from engine.hardware import pick_device
 from tools.shared.settings import DatasetSettings, run
 
 

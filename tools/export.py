@@ -17,11 +17,11 @@ from typing import Literal
 import torch
 
 from attention import ATTENTION
-from engine.common.files import atomic_path, shell_path
-from engine.text.chat import ChatTemplate
-from engine.weights import checkpoint, families
-from engine.weights.checkpoint import write_safetensors
-from engine.weights.pretrained import WithoutInit
+from engine import checkpoint, families
+from engine.chat import ChatTemplate
+from engine.checkpoint import write_safetensors
+from engine.files import atomic_path, shell_path
+from engine.pretrained import WithoutInit
 from model import GPT, GPTConfig
 from tools.shared import hugging_face
 from tools.shared.settings import ModelSettings, run

@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from engine.common.errors import library_errors
-from engine.text.dataset import random_batch
-from engine.text.tokenizer import create_tokenizer
-from engine.weights.checkpoint import save_checkpoint
+from engine.checkpoint import save_checkpoint
+from engine.dataset import random_batch
+from engine.errors import library_errors
+from engine.tokenizer import create_tokenizer
 from model import GPT
 from tools.shared.settings import run
 

@@ -7,9 +7,9 @@ python -m tools.plot out out-2 ... [--output=loss.png]    runs of train.py, in o
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.common.errors import choose
-from engine.common.files import read_json
-from engine.weights.checkpoint import read_metrics
+from engine.checkpoint import read_metrics
+from engine.errors import choose
+from engine.files import read_json
 from tools.shared.heatmaps import new_figure, plain, save
 from tools.shared.settings import run
 

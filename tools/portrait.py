@@ -11,8 +11,8 @@ import sys
 import torch
 
 from attention import ATTENTION
-from engine.common.errors import one_line_errors
-from engine.common.hardware import measure_seconds, peak_bytes, pick_device
+from engine.errors import one_line_errors
+from engine.hardware import measure_seconds, peak_bytes, pick_device
 from masks import VISIBLE, both, causal, full, mask_of, positions, same_document
 from tools.shared import benchmark, machine_check, worked
 from tools.shared.report import format_table

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.common.errors import at_least, escape_control_characters
-from engine.decoding.sampling import Sampler, Sampling
+from engine.errors import at_least, escape_control_characters
+from engine.sampling import Sampler, Sampling
 from experiments.shared import translation, translators
 from tools.shared.settings import run
 

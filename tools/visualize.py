@@ -51,9 +51,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from engine.common.files import atomic_write, read_json
-from engine.decoding.text import encode_prompt
-from engine.text.preparation import read_text
+from engine.files import atomic_write, read_json
+from engine.preparation import read_text
+from engine.text import encode_prompt
 from experiments.shared import translation, translators
 from tools.shared import heatmaps, live
 from tools.shared.inspection import attention_maps

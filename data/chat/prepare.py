@@ -14,10 +14,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from engine.common.errors import one_line_errors
-from engine.common.settings import parse_settings
-from engine.text import conversations, preparation, sources
-from engine.text.chat import chat_tokenizer
+from engine import conversations, preparation, sources
+from engine.chat import chat_tokenizer
+from engine.errors import one_line_errors
+from engine.settings import parse_settings
 
 
 @dataclass

@@ -17,10 +17,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from engine.common.errors import one_line_errors
-from engine.text import sources
-from engine.text.chat import chat_tokenizer
-from engine.text.conversations import texts_of, write_conversations
+from engine import sources
+from engine.chat import chat_tokenizer
+from engine.conversations import texts_of, write_conversations
+from engine.errors import one_line_errors
 
 LONGEST = 100  # characters of an answer
 UNFINISHED = "e.g.", "eg.", "i.e.", "etc.", ":."  # a sentence does not end so

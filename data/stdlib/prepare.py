@@ -14,8 +14,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from engine.common.errors import one_line_errors
-from engine.text import preparation, sources
+from engine import preparation, sources
+from engine.errors import one_line_errors
 
 if __name__ == "__main__":
     with one_line_errors():

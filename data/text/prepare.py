@@ -21,10 +21,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from engine.common.errors import one_line_errors
-from engine.common.files import shell_path
-from engine.common.settings import parse_settings
-from engine.text import preparation, sources
+from engine import preparation, sources
+from engine.errors import one_line_errors
+from engine.files import shell_path
+from engine.settings import parse_settings
 
 SHOWN = 10  # files that are left out
 

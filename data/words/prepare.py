@@ -15,9 +15,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from engine.common.errors import one_line_errors
-from engine.text import preparation
-from engine.text.tokenizer import HubTokenizer, bpe_json
+from engine import preparation
+from engine.errors import one_line_errors
+from engine.tokenizer import HubTokenizer, bpe_json
 
 SENTENCES = 20_000
 END = "."  # between two sentences

@@ -16,7 +16,7 @@ import re
 import tomllib
 from pathlib import Path
 
-from engine.common.errors import choose
+from engine.errors import choose
 
 FOLDER = Path(__file__).parents[1]
 MISTAKES = tomllib.loads((FOLDER / "mistakes.toml").read_text(encoding="utf-8"))

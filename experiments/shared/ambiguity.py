@@ -11,7 +11,7 @@ import tomllib
 import torch
 import torch.nn as nn
 
-from engine.common.files import ROOT
+from engine.files import ROOT
 from experiments.shared import trials
 from experiments.shared.grammar import NOUNS, elide, table
 from experiments.shared.translation import END, padded

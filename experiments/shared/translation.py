@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from engine.common.errors import library_errors
-from engine.decoding.sampling import sample_next_token
-from engine.text import tokenizer
+from engine import tokenizer
+from engine.errors import library_errors
+from engine.sampling import sample_next_token
 from tools.shared.inspection import recording
 
 END = 0  # of a sentence. It also begins its translation, and is the padding

@@ -14,12 +14,12 @@ import torch.nn as nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from attention import Additive, CrossAttention, General, dot, masked_fill, present, sinusoidal
-from engine.common.errors import library_errors
-from engine.common.files import atomic_path, read_json, shell_quote
-from engine.text.tokenizer import tokenizer_from_spec
-from engine.weights import checkpoint
-from engine.weights.checkpoint import read_safetensors, write_safetensors
-from engine.weights.pretrained import check_weights
+from engine import checkpoint
+from engine.checkpoint import read_safetensors, write_safetensors
+from engine.errors import library_errors
+from engine.files import atomic_path, read_json, shell_quote
+from engine.pretrained import check_weights
+from engine.tokenizer import tokenizer_from_spec
 from experiments.shared.blocks import LookingBlock, packed
 from experiments.shared.translation import Vocabulary
 from model import GPTConfig

@@ -21,11 +21,11 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from engine.common.errors import at_least, one_line_errors
-from engine.common.files import atomic_write
-from engine.common.hardware import peak_bytes
-from engine.common.settings import given_settings
-from engine.text import dataset
+from engine import dataset
+from engine.errors import at_least, one_line_errors
+from engine.files import atomic_write
+from engine.hardware import peak_bytes
+from engine.settings import given_settings
 from model import GPT, GPTConfig
 from tools.shared import heatmaps
 from tools.shared.report import format_table, machine_line, machine_report

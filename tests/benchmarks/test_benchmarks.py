@@ -9,7 +9,7 @@ from conftest import CPU, parametrize, refused, timed_here, tiny
 
 from attention import ATTENTION, FEATURE
 from benchmarks import attention, sample, train
-from engine.common.files import read_json
+from engine.files import read_json
 from masks import VISIBLE
 from model import GPT
 from tools.shared import benchmark

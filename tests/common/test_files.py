@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.common import files
+from engine import files
 
 
 def test_a_failed_write_leaves_the_old_content(tmp_path):

@@ -8,8 +8,8 @@ import pytest
 import torch
 from conftest import CPU, parametrize
 
-from engine.common import hardware
-from engine.common.errors import one_line_message
+from engine import hardware
+from engine.errors import one_line_message
 from tools.shared import report
 
 CUDA = torch.device("cuda")

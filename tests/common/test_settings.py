@@ -10,10 +10,10 @@ import pytest
 import torch
 from conftest import CPU, ROOT, parametrize, refused, run
 
-from engine.common.errors import one_line_errors
-from engine.common.hardware import pick_device
-from engine.common.settings import given_settings, parse_settings
-from engine.text.tokenizer import padded_vocab_size
+from engine.errors import one_line_errors
+from engine.hardware import pick_device
+from engine.settings import given_settings, parse_settings
+from engine.tokenizer import padded_vocab_size
 from model import GPT
 from sample import SampleConfig
 from train import TrainConfig, settings

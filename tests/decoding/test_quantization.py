@@ -7,8 +7,8 @@ import torch.nn as nn
 from conftest import parametrize
 from mechanisms import ids, new_model, random_model
 
-from engine.decoding import quantization
-from engine.decoding.quantization import best_dtype, prepare_for_inference
+from engine import quantization
+from engine.quantization import best_dtype, prepare_for_inference
 from model import MODERN
 
 LAYERS = [(quantization.Int8, 2**-6)]  # a Linear's replacement, its weights' relative error

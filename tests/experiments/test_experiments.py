@@ -8,7 +8,7 @@ import pytest
 from claims import claims_of, holds
 from conftest import ROOT, parametrize
 
-from engine.common.files import read_json
+from engine.files import read_json
 from experiments.shared import grammar, labelled
 
 PAIRS = grammar.pairs(400, 0)

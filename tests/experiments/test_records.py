@@ -8,7 +8,7 @@ import re
 from claims import claims_of, holds, rounded
 from conftest import ROOT, parametrize
 
-from engine.common.files import read_json
+from engine.files import read_json
 from experiments.shared import trials
 
 RECORDS = {path.stem: read_json(path) for path in ROOT.glob("experiments/*.json")}

@@ -7,7 +7,7 @@ import pytest
 import torch
 from conftest import ROOT, data_of, parametrize, refused
 
-from engine.common.files import read_json
+from engine.files import read_json
 from experiments import blanks, documents, pronouns, reading, senses
 from experiments.shared import ambiguity, labelled, masking
 from experiments.shared.ambiguity import Reading, number_words

@@ -9,7 +9,7 @@ import pytest
 import torch
 from conftest import ROOT, parametrize, refused
 
-from engine.common.files import read_json
+from engine.files import read_json
 from experiments import translate
 from experiments.shared import grammar, translation, trials
 from experiments.shared.blocks import LookingBlock

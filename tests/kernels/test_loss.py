@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mechanisms import assert_same
 
-from engine.common.hardware import peak_bytes
-from engine.kernels import loss
-from engine.kernels.loss import linear_cross_entropy
+from engine import loss
+from engine.hardware import peak_bytes
+from engine.loss import linear_cross_entropy
 
 
 def loss_and_gradients(function, x, weight, targets):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mechanisms import assert_same, cases, value_and_gradients
 
 from attention import fused, mask_for_kernel, masked_fill, naive
-from engine.kernels import sdpa
+from engine import sdpa
 from masks import VISIBLE, causal, full, positions, sliding_window
 from tools.shared.benchmark import mechanism_examples
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 from conftest import ROOT, SMALL, as_flags, parametrize, run
 
-from engine.common import files
+from engine import files
 
 FLAGS = " ".join(as_flags(SMALL))
 # What a redirected output can show on Windows in Western Europe and America.

@@ -29,8 +29,8 @@ from attention import (
     tiled,
     visible_tiles,
 )
-from engine.common.hardware import peak_bytes
-from engine.kernels import linear_attention, sdpa
+from engine import linear_attention, sdpa
+from engine.hardware import peak_bytes
 from masks import (
     both,
     causal,

@@ -16,11 +16,11 @@ from mechanisms import MECHANISMS, SMALL, NoWaiting
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from engine.common.settings import parse_settings
-from engine.decoding.sampling import Sampling, sample_next_token
-from engine.decoding.session import decode_one_token, prefill
-from engine.training.optimizer import make_optimizer, training_step
-from engine.weights.pretrained import WithoutInit
+from engine.optimizer import make_optimizer, training_step
+from engine.pretrained import WithoutInit
+from engine.sampling import Sampling, sample_next_token
+from engine.session import decode_one_token, prefill
+from engine.settings import parse_settings
 from model import GPT, MODERN, GPTConfig
 from train import TrainConfig
 
@@ -75,7 +75,7 @@ def test_a_training_step_is_one_graph(monkeypatch):
     """Catches a graph break of loss, half precision, windows or documents, where
     blocks are computed twice; and other numbers, as without a bias.
     """
-    monkeypatch.setattr("engine.kernels.loss.MAX_LOGITS_CPU", 60 * 250)  # 800 rows in four chunks
+    monkeypatch.setattr("engine.loss.MAX_LOGITS_CPU", 60 * 250)  # 800 rows in four chunks
     change = dict(visible="alibi:4", window=30, n_kv_head=2, n_layer=1, init="gpt2")
     model = GPT(GPTConfig(**LONG | change))
     model.activation_checkpointing = True

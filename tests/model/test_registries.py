@@ -22,11 +22,11 @@ import attention
 import masks
 import model
 from attention import ATTENTION, FEATURE, NORMALIZE, SCORE, attention_weights, masked_fill, naive
-from engine.decoding.compiled import CompiledStep, decode_and_sample
-from engine.decoding.quantization import prepare_for_inference
-from engine.decoding.sampling import Sampler, Sampling
-from engine.decoding.session import Session, next_token
-from engine.training.optimizer import make_optimizer
+from engine.compiled import CompiledStep, decode_and_sample
+from engine.optimizer import make_optimizer
+from engine.quantization import prepare_for_inference
+from engine.sampling import Sampler, Sampling
+from engine.session import Session, next_token
 from masks import positions, predicate
 from model import GPT, MIXER, MLP, NORM, POSITION, GPTConfig
 from train import TrainConfig

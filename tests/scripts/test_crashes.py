@@ -6,7 +6,7 @@ import safetensors.torch
 import torch
 from conftest import damaged, fit, newest, parametrize, put, refused, save, tiny
 
-from engine.weights import checkpoint
+from engine import checkpoint
 from model import GPT
 
 

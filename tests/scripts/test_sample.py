@@ -27,14 +27,12 @@ from conftest import (
     tiny,
 )
 
-from engine.common.settings import parse_settings
-from engine.decoding import generation
-from engine.decoding.compiled import CompiledStep, decode_and_sample
-from engine.decoding.generation import Generator, Meter
-from engine.decoding.text import Printer, Text
-from engine.text import dataset
-from engine.text.tokenizer import Tokenizer
-from engine.weights import pretrained
+from engine import dataset, generation, pretrained
+from engine.compiled import CompiledStep, decode_and_sample
+from engine.generation import Generator, Meter
+from engine.settings import parse_settings
+from engine.text import Printer, Text
+from engine.tokenizer import Tokenizer
 from model import GPT
 from sample import SampleConfig, sample
 from train import train

@@ -7,7 +7,7 @@ import pytest
 import torch
 from conftest import as_flags, complaint, run_here, save, tiny
 
-from engine.text.chat import ChatTemplate, chat_tokenizer
+from engine.chat import ChatTemplate, chat_tokenizer
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 MOST = 20  # tokens of an answer

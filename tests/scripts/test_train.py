@@ -27,12 +27,9 @@ from conftest import (
 from mechanisms import ADDED, NoWaiting
 
 import model
-from engine.common import hardware
-from engine.common.files import list_checkpoints, step_of
-from engine.text import dataset
-from engine.training import sharding, trainer
-from engine.training.batches import TRAIN, validation_loss
-from engine.weights import checkpoint
+from engine import checkpoint, dataset, hardware, sharding, trainer
+from engine.batches import TRAIN, validation_loss
+from engine.files import list_checkpoints, step_of
 from model import GPT, GPTConfig
 from train import TrainConfig, make_trainer, settings, train
 

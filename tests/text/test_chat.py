@@ -10,11 +10,11 @@ from conftest import parametrize, refused, their_tokenizer, write_json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.text import conversations, dataset, preparation, sources
-from engine.text.chat import ChatTemplate, chat_tokenizer
-from engine.text.dataset import PackedRows, best_fit
-from engine.text.preparation import BEGINS
-from engine.text.tokenizer import create_tokenizer, tokenizer_from_spec, with_special_tokens
+from engine import conversations, dataset, preparation, sources
+from engine.chat import ChatTemplate, chat_tokenizer
+from engine.dataset import PackedRows, best_fit
+from engine.preparation import BEGINS
+from engine.tokenizer import create_tokenizer, tokenizer_from_spec, with_special_tokens
 
 
 def talk(*texts, system=None):

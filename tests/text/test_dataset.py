@@ -10,8 +10,7 @@ from conftest import parametrize, refused
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.common import files
-from engine.text import dataset
+from engine import dataset, files
 
 
 def test_batches_are_a_function_of_their_generator():

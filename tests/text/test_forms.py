@@ -6,10 +6,10 @@ from pathlib import Path
 
 from conftest import parametrize, refused
 
-from engine.common.files import read_json
-from engine.text import conversations
-from engine.text.chat import ChatTemplate, chat_tokenizer
-from engine.text.conversations import read_conversation
+from engine import conversations
+from engine.chat import ChatTemplate, chat_tokenizer
+from engine.conversations import read_conversation
+from engine.files import read_json
 
 HI = [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Ahoy"}]
 ASK = {"role": "user", "content": "Hi"}

@@ -10,8 +10,7 @@ from conftest import POEM, SHARED, refused
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.common import files
-from engine.text import dataset, preparation, sources
+from engine import dataset, files, preparation, sources
 from train import TrainConfig
 
 FILES = "train.bin", "val.bin", "meta.json"  # in the order in which they appear, but the first two

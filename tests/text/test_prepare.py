@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from conftest import POEM, ROOT, complaint, output_of, run_here
 
-from engine.common.files import read_json
-from engine.text import dataset
+from engine import dataset
+from engine.files import read_json
 
 SCRIPT = "data/text/prepare.py"
 

@@ -5,10 +5,10 @@ import json
 import pytest
 from conftest import parametrize, refused, same_ids, their_tokenizer, write_json
 
-from engine.common.files import read_json
-from engine.decoding.text import Text
-from engine.text.chat import ChatTemplate, chat_tokenizer
-from engine.text.tokenizer import create_tokenizer, tokenizer_from_folder, tokenizer_from_spec
+from engine.chat import ChatTemplate, chat_tokenizer
+from engine.files import read_json
+from engine.text import Text
+from engine.tokenizer import create_tokenizer, tokenizer_from_folder, tokenizer_from_spec
 
 TEXTS = ["<|im_start|>Hi", "Hi<|im_end|>", "a <extra> b", "A GPT looks back", "<|im_start|>", ""]
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from conftest import POEM, parametrize, refused
 
-from engine.common.files import read_json
-from engine.text import dataset, preparation, sources
+from engine import dataset, preparation, sources
+from engine.files import read_json
 
 datasets = pytest.importorskip("datasets")
 pyarrow = pytest.importorskip("pyarrow")

@@ -1,7 +1,7 @@
 """data/questions: what is asked about the standard library, and how it is split."""
 
 from data.questions import prepare as questions
-from engine.text import sources
+from engine import sources
 
 TEXTWRAP = '''
 def dedent(text, *, tabs=8):

@@ -14,8 +14,8 @@ from conftest import ROOT, parametrize, refused, same_ids
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from engine.text import tokenizer as tokenizer_module
-from engine.text.tokenizer import (
+from engine import tokenizer as tokenizer_module
+from engine.tokenizer import (
     HubTokenizer,
     TiktokenTokenizer,
     byte_level_json,

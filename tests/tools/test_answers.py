@@ -5,8 +5,8 @@ import re
 import pytest
 from conftest import fit, parametrize
 
-from engine.text.chat import CHATML, chat_tokenizer
-from engine.text.conversations import texts_of, write_conversations
+from engine.chat import CHATML, chat_tokenizer
+from engine.conversations import texts_of, write_conversations
 from tools.answers import AnswersConfig, main
 
 LINES = (

@@ -5,7 +5,7 @@ import itertools
 import torch
 from conftest import save, tiny
 
-from engine.text import dataset
+from engine import dataset
 from tools.census import main
 from tools.shared import inspection
 from tools.shared.inspection import FAR, INDUCTION, attention_maps, census, gain

@@ -6,9 +6,9 @@ import pytest
 from conftest import parametrize, refused
 
 import train
-from engine.common.files import read_json
-from engine.common.settings import parse_settings
-from engine.text import dataset
+from engine import dataset
+from engine.files import read_json
+from engine.settings import parse_settings
 from tools import compare
 from tools.compare import CompareConfig, judge, main
 

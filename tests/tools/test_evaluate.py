@@ -7,7 +7,7 @@ import pytest
 import torch
 from conftest import fit, save, tiny
 
-from engine.text import tokenizer
+from engine import tokenizer
 from tools.evaluate import EvaluateConfig, main
 
 pytestmark = pytest.mark.usefixtures("poem_here")

@@ -5,11 +5,11 @@ import torch
 from conftest import LLAMA, POEM, parametrize, randomized, refused, same_ids, save, tiny
 from mechanisms import mechanisms
 
-from engine.common.files import read_json
-from engine.text.chat import ChatTemplate, chat_tokenizer
-from engine.text.tokenizer import create_tokenizer
-from engine.weights import pretrained
-from engine.weights.pretrained import WithoutInit
+from engine import pretrained
+from engine.chat import ChatTemplate, chat_tokenizer
+from engine.files import read_json
+from engine.pretrained import WithoutInit
+from engine.tokenizer import create_tokenizer
 from model import GPT, MODERN, GPTConfig
 from tools.export import ExportConfig, export, standard
 

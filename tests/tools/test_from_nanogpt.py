@@ -7,7 +7,7 @@ import pytest
 import torch
 from conftest import output_of, parametrize, refused
 
-from engine.text.tokenizer import tokenizer_from_folder
+from engine.tokenizer import tokenizer_from_folder
 from model import GPT, GPTConfig
 from tools.from_nanogpt import Settings, check_loss, main
 from train import settings

@@ -8,7 +8,7 @@ from conftest import POEM, ROOT, open_page, parametrize, tiny
 from mechanisms import mechanisms
 
 from data.words.prepare import word_tokenizer
-from engine.text.tokenizer import create_tokenizer
+from engine.tokenizer import create_tokenizer
 from tools.shared import live
 from tools.shared.inspection import attention_maps
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from conftest import ROOT, open_page, save, tiny, wait_for
 
-from engine.text.chat import chat_tokenizer
+from engine.chat import chat_tokenizer
 from tools import visualize
 from tools.shared.inspection import FOLLOWS_A_COPY, attention_maps, entropy, keys_that_count
 from tools.visualize import VisualizeConfig, main

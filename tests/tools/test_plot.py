@@ -5,8 +5,8 @@ import json
 import pytest
 from conftest import ROOT, output_of
 
-from engine.common.files import read_json
-from engine.common.settings import parse_settings
+from engine.files import read_json
+from engine.settings import parse_settings
 from tools.plot import DRAW, PlotSettings, main
 from tools.plot import runs as draw_runs
 

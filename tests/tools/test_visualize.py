@@ -10,8 +10,8 @@ import pytest
 import torch
 from conftest import POEM, ROOT, data_of, parametrize, refused, save, tiny
 
-from engine.decoding.text import encode_prompt
-from engine.text.tokenizer import create_tokenizer
+from engine.text import encode_prompt
+from engine.tokenizer import create_tokenizer
 from tools import visualize
 from tools.shared import live
 from tools.shared.inspection import attention_maps

@@ -3,8 +3,8 @@
 import pytest
 from conftest import POEM, complaint, parametrize, run_here, save, save_translator, tiny
 
-from engine.text import dataset
-from engine.text.tokenizer import create_tokenizer
+from engine import dataset
+from engine.tokenizer import create_tokenizer
 
 MINE = "data/text/prepare.py --name=test-bad"
 LINES = {

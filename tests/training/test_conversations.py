@@ -24,12 +24,12 @@ from conftest import (
     weights,
 )
 
-from engine.text import dataset
-from engine.text.chat import ChatTemplate, chat_tokenizer
-from engine.text.conversations import texts_of, write_conversations
-from engine.text.tokenizer import create_tokenizer, with_special_tokens
-from engine.training.batches import micro_batch, validation_loss
-from engine.training.optimizer import make_optimizer, training_step
+from engine import dataset
+from engine.batches import micro_batch, validation_loss
+from engine.chat import ChatTemplate, chat_tokenizer
+from engine.conversations import texts_of, write_conversations
+from engine.optimizer import make_optimizer, training_step
+from engine.tokenizer import create_tokenizer, with_special_tokens
 from tools.export import ExportConfig, export
 from train import TrainConfig, train
 

@@ -9,7 +9,7 @@ from conftest import parametrize, tiny
 from mechanisms import assert_same
 
 import model
-from engine.training.optimizer import (
+from engine.optimizer import (
     DECAY,
     POLAR_EXPRESS,
     Muon,

@@ -8,7 +8,7 @@ import pytest
 import torch
 from conftest import fit, losses, metrics, refused, same_weights
 
-from engine.training import trainer
+from engine import trainer
 
 
 @pytest.fixture(autouse=True)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from conftest import parametrize, save, steps, tiny
 
-from engine.training.run import prune_checkpoints, start_run
-from engine.weights import checkpoint
+from engine import checkpoint
+from engine.run import prune_checkpoints, start_run
 
 
 def evaluated(out_dir, losses):

@@ -23,9 +23,8 @@ from conftest import (
     steps,
 )
 
-from engine.common import processes
-from engine.common.processes import Signals
-from engine.text import dataset
+from engine import dataset, processes
+from engine.processes import Signals
 from train import make_trainer
 
 

@@ -13,8 +13,8 @@ from conftest import (
     run_ranks,
 )
 
-from engine.common.processes import own_device
-from engine.training.optimizer import Muon
+from engine.optimizer import Muon
+from engine.processes import own_device
 
 
 def script(folder, content):
@@ -41,8 +41,8 @@ MUON = """
 import sys
 sys.path.insert(0, "tests/training")
 import torch
-from engine.common import processes
-from engine.training import optimizer, sharding
+from engine import processes
+from engine import optimizer, sharding
 from test_sharding import muon_steps
 processes.join(1)
 _, kind, path = sys.argv
@@ -133,7 +133,7 @@ def test_fsdp_trains_the_same_model(flags, tmp_path, count, change):
 RUINED = """
 import runpy, sys, torch
 import model
-from engine.training import trainer
+from engine import trainer
 made = trainer.micro_batch
 loss = model.linear_cross_entropy
 model.linear_cross_entropy = lambda x, weight, y: loss(x, weight, y) / (y >= 0).any()
@@ -167,9 +167,9 @@ def test_a_loss_that_is_not_finite_in_one_process(flags, tmp_path, parallel, dty
 
 SHARDS = """
 import torch
-from engine.common import processes
-from engine.training import sharding
-from engine.training.optimizer import make_optimizer
+from engine import processes
+from engine import sharding
+from engine.optimizer import make_optimizer
 from model import GPT, GPTConfig
 from train import TrainConfig
 processes.join(1)

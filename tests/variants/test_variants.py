@@ -8,8 +8,8 @@ import torch._dynamo
 from conftest import parametrize, put, refused, save
 from mechanisms import ADDED, MECHANISMS, assert_same, ids, random_model
 
-from engine.common.settings import parse_settings
-from engine.weights import checkpoint, families, lora
+from engine import checkpoint, families, lora
+from engine.settings import parse_settings
 from model import GPT, MODERN, GPTConfig
 from tools import census, export
 from tools.shared import live

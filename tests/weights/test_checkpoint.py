@@ -6,9 +6,9 @@ import os
 import torch
 from conftest import refused, tiny
 
-from engine.common.files import list_checkpoints
-from engine.text.tokenizer import create_tokenizer
-from engine.weights import checkpoint
+from engine import checkpoint
+from engine.files import list_checkpoints
+from engine.tokenizer import create_tokenizer
 
 
 def test_the_trainers_state(tmp_path):

@@ -10,10 +10,10 @@ import safetensors.torch
 import torch
 from conftest import complaint, parametrize, refused, run, run_here, same_ids, tiny, write_json
 
-from engine.common.files import read_json
-from engine.text.tokenizer import create_tokenizer, with_special_tokens
-from engine.weights import families, pretrained
-from engine.weights.families import ACTIVATIONS, FAMILIES, config_from_hugging_face
+from engine import families, pretrained
+from engine.families import ACTIVATIONS, FAMILIES, config_from_hugging_face
+from engine.files import read_json
+from engine.tokenizer import create_tokenizer, with_special_tokens
 from model import GPT, MLP, GPTConfig
 
 transformers = pytest.importorskip("transformers")

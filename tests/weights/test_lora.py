@@ -20,10 +20,9 @@ from conftest import (
 )
 from torch.utils.flop_counter import FlopCounterMode
 
-from engine.text import dataset
-from engine.text.tokenizer import create_tokenizer, with_special_tokens
-from engine.weights import checkpoint, lora
-from engine.weights.pretrained import sha256_of_weights
+from engine import checkpoint, dataset, lora
+from engine.pretrained import sha256_of_weights
+from engine.tokenizer import create_tokenizer, with_special_tokens
 from model import GPT
 from tools.evaluate import EvaluateConfig
 from tools.export import ExportConfig, export

@@ -1,4 +1,4 @@
-// Text to token ids and back, as engine/text/tokenizer.py does it.
+// Text to token ids and back, as engine/tokenizer.py does it.
 "use strict";
 
 // The byte of each character of the alphabet in which GPT-2's merges are written.

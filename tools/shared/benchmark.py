@@ -13,11 +13,11 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from types import SimpleNamespace
 
-from engine.common.errors import at_least, choose
-from engine.common.files import atomic_write, shell_quote
-from engine.common.hardware import measure_seconds, pick_device
-from engine.common.settings import read_toml
-from engine.weights.families import LLAMA
+from engine.errors import at_least, choose
+from engine.families import LLAMA
+from engine.files import atomic_write, shell_quote
+from engine.hardware import measure_seconds, pick_device
+from engine.settings import read_toml
 from model import MODERN, GPTConfig
 from tools.shared.report import format_table, machine_line, machine_report
 

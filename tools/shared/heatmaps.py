@@ -5,7 +5,7 @@ import warnings
 
 import numpy as np
 
-from engine.common.files import atomic_path
+from engine.files import atomic_path
 
 LABEL_LENGTH = 14  # characters
 

@@ -1,6 +1,6 @@
-"""Our models as those of a published family: what engine/weights reads, written."""
+"""Our models as those of a published family: what engine/families.py reads, written."""
 
-from engine.weights.families import ACTIVATIONS, FAMILIES, LLAMA_3, join_name, oriented, split_name
+from engine.families import ACTIVATIONS, FAMILIES, LLAMA_3, join_name, oriented, split_name
 
 
 def config_json(kind, ours):
@@ -54,7 +54,7 @@ def to_hugging_face(weights, family, query_rows):
 def to_peft(adapter, matrices, family, query_rows):
     """Return adapter_config.json, a dict, and the tensors of an adapter in PEFT's layout.
 
-    adapter: an engine.weights.lora.Adapter, as a dict. matrices: lora_A and lora_B by name.
+    adapter: an engine.lora.Adapter, as a dict. matrices: lora_A and lora_B by name.
     """
     tensors = {}
     targets = set()

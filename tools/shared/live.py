@@ -6,7 +6,7 @@ import re
 
 import torch
 
-from engine.text import tokenizer as tokenizers
+from engine import tokenizer as tokenizers
 from model import GPTConfig
 
 MOST_PARAMETERS = 5_000_000

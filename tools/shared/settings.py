@@ -3,10 +3,9 @@
 import sys
 from dataclasses import dataclass
 
-from engine.common.errors import one_line_errors
-from engine.common.settings import parse_settings
-from engine.text import dataset
-from engine.weights import checkpoint, pretrained
+from engine import checkpoint, dataset, pretrained
+from engine.errors import one_line_errors
+from engine.settings import parse_settings
 from model import GPT
 
 

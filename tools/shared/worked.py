@@ -20,7 +20,7 @@ from attention import (
     scaled_dot,
     softmax,
 )
-from engine.common.errors import choose
+from engine.errors import choose
 from masks import causal, full, mask_of, positions
 
 

@@ -18,8 +18,8 @@ import numpy as np
 import tiktoken
 import tokenizers
 
-from engine.common.errors import library_errors
-from engine.common.files import list_checkpoints, read_json
+from engine.errors import library_errors
+from engine.files import list_checkpoints, read_json
 
 END_OF_TEXT = "<|endoftext|>"
 LEARNED_FROM = 100_000  # documents that bpe:VOCAB learns from, at most

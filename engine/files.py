@@ -12,7 +12,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 
 
 def shell_quote(*words):
@@ -113,7 +113,7 @@ def sha256_of_file(path):
 
 def sha256_of_code():
     """Return the sha256 of what train.py runs: the top level, engine/ and variants/."""
-    folders = ("*.py", "engine/*/*.py", "variants/*.py")
+    folders = ("*.py", "engine/*.py", "variants/*.py")
     paths = sorted(path for pattern in folders for path in ROOT.glob(pattern))
     return sha256_of(map(Path.read_bytes, paths))
 

@@ -16,11 +16,11 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.common.errors import library_errors, one_line_errors
-from engine.common.files import atomic_write, sha256_of, shell_path
-from engine.common.settings import parse_settings
-from engine.text.preparation import read_sections, read_text, write_dataset, write_tokens
-from engine.text.tokenizer import create_tokenizer
+from engine.errors import library_errors, one_line_errors
+from engine.files import atomic_write, sha256_of, shell_path
+from engine.preparation import read_sections, read_text, write_dataset, write_tokens
+from engine.settings import parse_settings
+from engine.tokenizer import create_tokenizer
 
 SECTION = 2**18  # characters of a long text that are one document
 VAL_SHARE = 0.005  # of many documents

@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
-from engine.common.errors import one_line_message
-from engine.common.hardware import pick_device
+from engine.errors import one_line_message
+from engine.hardware import pick_device
 
 # Processes that have joined wait this long for one that prepares data or saves, and for a network
 # that is lost. One that ends is noticed at once.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.common.errors import escape_control_characters
+from engine.errors import escape_control_characters
 
 
 def encode_prompt(tokenizer, text, most, flag):

@@ -13,18 +13,17 @@ from dataclasses import replace
 
 import torch
 
-from engine.common import hardware, processes
-from engine.training import sharding
-from engine.training.batches import merge, micro_batch, validation_loss
-from engine.training.optimizer import make_optimizer, training_step
-from engine.training.sharding import local_tensor
-from engine.weights.checkpoint import resume_hint
+from engine import hardware, processes, sharding
+from engine.batches import merge, micro_batch, validation_loss
+from engine.checkpoint import resume_hint
+from engine.optimizer import make_optimizer, training_step
+from engine.sharding import local_tensor
 
 
 class Trainer:
     """Owns the model, the optimizer, the loss scaler, the step and the speed.
 
-    config: a train.TrainConfig. model: a GPT on the CPU. data: an engine.text.dataset.Dataset.
+    config: a train.TrainConfig. model: a GPT on the CPU. data: an engine.dataset.Dataset.
     saved: the state() in the checkpoint that is resumed, or None. All processes make a Trainer, and
     call its methods together.
     """

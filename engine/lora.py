@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 import torch.nn as nn
 
-from engine.common.errors import choose
-from engine.weights import checkpoint
-from engine.weights.pretrained import check_weights, sha256_of_weights
+from engine import checkpoint
+from engine.errors import choose
+from engine.pretrained import check_weights, sha256_of_weights
 
 
 @dataclass(kw_only=True)

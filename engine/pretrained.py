@@ -6,11 +6,10 @@ from pathlib import Path
 
 from torch.overrides import TorchFunctionMode
 
-from engine.common.errors import library_errors
-from engine.common.files import read_json, sha256_of, shell_path, shell_quote
-from engine.text import tokenizer
-from engine.weights import checkpoint, families
-from engine.weights.checkpoint import read_safetensors
+from engine import checkpoint, families, tokenizer
+from engine.checkpoint import read_safetensors
+from engine.errors import library_errors
+from engine.files import read_json, sha256_of, shell_path, shell_quote
 
 GPT2_NAMES = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")  # 124M to 1.5B parameters
 

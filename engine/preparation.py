@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from engine.common.files import (
+from engine.files import (
     atomic_path,
     atomic_write,
     folder_lock,
@@ -28,9 +28,9 @@ from engine.common.files import (
     sha256_of_file,
     sha256_of_json,
 )
-from engine.text.tokenizer import create_tokenizer
+from engine.tokenizer import create_tokenizer
 
-DATA = Path(__file__).parents[2] / "data"
+DATA = Path(__file__).parents[1] / "data"
 SPLITS = "train", "val"
 # Bytes: a smaller text is prepared in memory, and a smaller file is verified when it is loaded.
 SMALL = 2**28

@@ -12,9 +12,8 @@ import re
 import torch
 from torch.optim.adamw import adamw
 
-from engine.common import hardware, processes
-from engine.training import sharding
-from engine.training.sharding import local_tensor
+from engine import hardware, processes, sharding
+from engine.sharding import local_tensor
 
 # Polynomials a·x + b·x³ + c·x⁵ that drive singular values between 0.001 and 1 towards 1, each
 # optimal for the interval that the previous one leaves (Polar Express, Amsel et al. 2025,

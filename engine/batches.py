@@ -5,8 +5,7 @@ import functools
 import numpy as np
 import torch
 
-from engine.common import processes
-from engine.text import dataset
+from engine import dataset, processes
 
 TRAIN, VAL, EPOCH = 0, 1, 2  # random streams that must differ
 

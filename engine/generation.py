@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.common.hardware import synchronize
-from engine.decoding.compiled import compile_step
-from engine.decoding.sampling import Sampler
-from engine.decoding.session import Session, next_token
-from engine.decoding.text import Text
+from engine.compiled import compile_step
+from engine.hardware import synchronize
+from engine.sampling import Sampler
+from engine.session import Session, next_token
+from engine.text import Text
 
 
 @torch.no_grad()

@@ -14,7 +14,7 @@ make the call, or the others wait.
 import torch
 import torch.distributed as dist
 
-from engine.common.processes import broadcast, rank, world_size
+from engine.processes import broadcast, rank, world_size
 
 
 def parallelize(model, device, parallel, compiled):

@@ -2,9 +2,9 @@
 
 import torch
 
-from engine.common.hardware import TOKENS_WORTH_COMPILING, worth_compiling
-from engine.decoding.sampling import sample_next_token, to_device
-from engine.decoding.session import decode_one_token
+from engine.hardware import TOKENS_WORTH_COMPILING, worth_compiling
+from engine.sampling import sample_next_token, to_device
+from engine.session import decode_one_token
 
 
 def decode_and_sample(model, token, cache, *inputs):

@@ -8,7 +8,7 @@ import copy
 import torch
 import torch.nn.functional as F
 
-from engine.common.errors import check_room
+from engine.errors import check_room
 
 CHUNK = 128  # tokens
 

@@ -22,8 +22,8 @@ from jinja2.exceptions import TemplateError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from engine.common.errors import library_errors
-from engine.text.tokenizer import END_OF_TEXT, create_tokenizer, with_special_tokens
+from engine.errors import library_errors
+from engine.tokenizer import END_OF_TEXT, create_tokenizer, with_special_tokens
 
 CHATML = """
 {%- for message in messages -%}

@@ -20,7 +20,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from engine.common.files import (
+from engine.files import (
     atomic_path,
     list_checkpoints,
     read_json,
@@ -28,7 +28,7 @@ from engine.common.files import (
     shell_path,
     shell_quote,
 )
-from engine.common.settings import read_settings
+from engine.settings import read_settings
 
 FILES = ("config.json", "model.safetensors", "trainer.json", "trainer.safetensors")
 

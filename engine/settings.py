@@ -18,7 +18,7 @@ import typing
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 
-from engine.common.files import ROOT, shell_path
+from engine.files import ROOT, shell_path
 
 PLAIN = {
     int: "a whole number",

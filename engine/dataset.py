@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from filelock import FileLock
 
-from engine.common.errors import library_errors
-from engine.common.files import read_json, sha256_of_file, sha256_of_json, shell_path
-from engine.text.preparation import (
+from engine.errors import library_errors
+from engine.files import read_json, sha256_of_file, sha256_of_json, shell_path
+from engine.preparation import (
     BEGINS,
     DATA,
     LEARNED,
@@ -25,7 +25,7 @@ from engine.text.preparation import (
     SPLITS,
     write_dataset,  # noqa: F401
 )
-from engine.text.tokenizer import Tokenizer, create_tokenizer, tokenizer_from_spec
+from engine.tokenizer import Tokenizer, create_tokenizer, tokenizer_from_spec
 
 # They prepare themselves when they are first used; no other folder's code is ever run.
 INCLUDED = "stdlib", "words", "questions", "shakespeare", "shakespeare_char"

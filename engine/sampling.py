@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.common.errors import at_least
+from engine.errors import at_least
 
 
 @dataclass(kw_only=True)

@@ -1,6 +1,6 @@
 """The record of a run: checkpoints and metrics in its folder, wandb and TensorBoard.
 
-out/step_002000/    a checkpoint (engine/weights/checkpoint.py)
+out/step_002000/    a checkpoint (engine/checkpoint.py)
     metrics.jsonl   one JSON object a line: step, losses, learning rate, speed
     previous-1/     an earlier run, or what came after the checkpoint from which this run goes on
 """
@@ -14,9 +14,9 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from engine.common import processes
-from engine.common.errors import library_errors
-from engine.common.files import (
+from engine import checkpoint, processes, sharding
+from engine.errors import library_errors
+from engine.files import (
     atomic_write,
     list_checkpoints,
     remove_path,
@@ -24,9 +24,7 @@ from engine.common.files import (
     shell_quote,
     step_of,
 )
-from engine.common.hardware import peak_memory
-from engine.training import sharding
-from engine.weights import checkpoint
+from engine.hardware import peak_memory
 
 
 class Run:

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.text.chat import ChatTemplate
-from engine.text.preparation import BEGINS, LEARNED, MASKS, READ, SPLITS, separator, write_tokens
-from engine.text.sources import as_dict, is_conversation, parse_json, split_of
+from engine.chat import ChatTemplate
+from engine.preparation import BEGINS, LEARNED, MASKS, READ, SPLITS, separator, write_tokens
+from engine.sources import as_dict, is_conversation, parse_json, split_of
 
 ROLES = {"system": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 ROLES |= {"human": "user", "gpt": "assistant", "bot": "assistant", "chatgpt": "assistant"}

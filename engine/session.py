@@ -7,7 +7,7 @@ weight for ten rows costs little more than for one.
 
 import torch
 
-from engine.decoding.sampling import sample_next_token
+from engine.sampling import sample_next_token
 
 
 def prefill(model, idx, cache):
