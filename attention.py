@@ -36,7 +36,7 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from engine import sdpa
-from engine.errors import check_heads, check_room, check_shapes, check_standard, choose
+from engine.errors import UserError, check_heads, check_room, check_shapes, check_standard, choose
 from engine.linear_attention import LinearState, chunked, featured, normalized
 from masks import (  # noqa: F401  (so that these can be imported from here too)
     VISIBLE,
@@ -540,7 +540,7 @@ def check_mechanism(attention, score, normalize, window, visible):
     if attention not in ("naive", "masked_fill"):
         check_standard(attention, score == "scaled_dot" and normalize == "softmax")
     if attention in FEATURE and (window or visible != "causal"):
-        raise ValueError(
+        raise UserError(
             f"attention={attention!r} sees all of the past: give window=0 and leave visible out, "
             "or choose another"
         )

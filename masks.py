@@ -19,7 +19,7 @@ learned is a module.
 
 import torch
 
-from engine.errors import parse_spec
+from engine.errors import UserError, parse_spec
 from variants.alibi import alibi
 from variants.t5 import T5
 
@@ -309,7 +309,7 @@ def bias_of(visible, i, j, q):
     shape = (q.shape[1], *torch.broadcast_tensors(i, j)[0].shape)
     found = tuple(getattr(bias, "shape", ()))
     if found != shape:
-        raise ValueError(f"the mask's bias is {found}; for n_head={q.shape[1]} it must be {shape}")
+        raise UserError(f"the mask's bias is {found}; for n_head={q.shape[1]} it must be {shape}")
     return bias.to(q.dtype)
 
 

@@ -19,13 +19,8 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint as checkpoint_block
 
 from attention import SelfAttention, check_mechanism, rope_table, sinusoidal
-from engine import checkpoint, lora, pretrained
-from engine.errors import at_least, check_heads, choose
-from engine.generation import stream
+from engine.errors import UserError, at_least, check_heads, choose
 from engine.loss import linear_cross_entropy
-from engine.pretrained import WithoutInit, check_weights
-from engine.sampling import Sampler, Sampling
-from engine.session import Session
 from masks import PackedDocuments, predicate, sees_ahead
 from variants.differential import DifferentialAttention
 from variants.experts import Experts, ExpertsSettings
@@ -105,7 +100,7 @@ class GPTConfig(ExpertsSettings, LatentSettings):
         check_heads(self.n_embd, self.n_head, self.n_kv_head, self.head_size)
         check_mechanism(self.attention, self.score, self.normalize, self.window, self.visible)
         if not re.fullmatch("[SL]+", self.window_pattern):
-            raise ValueError(f"window_pattern={self.window_pattern!r} must be made of S and L")
+            raise UserError(f"window_pattern={self.window_pattern!r} must be made of S and L")
         choose("position", self.position, POSITION)
         choose("norm", self.norm, NORM)
         choose("mixer", self.mixer, MIXER)
@@ -417,10 +412,12 @@ class GPT(nn.Module):
     Its state_dict holds learned tensors only, the same whatever the attention path.
     """
 
+    Config = GPTConfig
+
     def __init__(self, config):
         super().__init__()
         if sees_ahead(predicate(config.visible)):
-            raise ValueError(
+            raise UserError(
                 f"visible={config.visible!r} would show a GPT the next token, which it is to "
                 "predict: it is for encoders"
             )
@@ -460,7 +457,7 @@ class GPT(nn.Module):
         Without targets: logits (B, 1, vocab_size) of the last position, and None.
         With a cache from new_cache, idx continues what the cache holds.
         With positions (B, T), idx is documents that see only themselves: each begins at a 0.
-        ValueError past block_size.
+        UserError past block_size.
         """
         packed = None if positions is None else PackedDocuments(positions)
         x = self.hidden(idx, cache, packed)  # (B, T, n_embd)
@@ -590,57 +587,22 @@ class GPT(nn.Module):
         generator: of the CPU, the only source of randomness. Ids from vocab_size on are never
         sampled.
         """
-        settings = Sampling(temperature=temperature, top_k=top_k or 0, **sampling)
-        session = Session(self, list(idx), max_new_tokens, use_cache)
-        sampler = Sampler(settings, [generator] * len(idx), vocab_size)
-        for _ in stream(session, max_new_tokens, sampler):
-            pass
-        return session.ids
+        from engine.generate import generate
+
+        settings = dict(temperature=temperature, top_k=top_k or 0, **sampling)
+        return generate(self, idx, max_new_tokens, settings, generator, vocab_size, use_cache)
 
     @classmethod
     def from_pretrained(cls, name_or_folder, override_args=None, base="", **changes):
         """A model with weights that exist already, in float32 on the CPU.
 
         name_or_folder: a folder that train.py wrote (its latest checkpoint); a folder in Hugging
-        Face's layout (config.json and safetensors) of a family in engine/families.py, such
+        Face's layout (config.json and safetensors) of a family in engine/published.py, such
         as GPT-2 or Llama; or its name, gpt2 or OWNER/NAME, downloaded by huggingface_hub.
         changes: to its config, where weights keep their shapes (dropout=0.1). override_args is
         nanoGPT's form of them, a dict. base: the folder of an adapter's base, if it was moved.
-        ValueError for weights that are missing, damaged, or do not fit.
+        UserError for weights that are missing, damaged, or do not fit.
         """
-        changes = (override_args or {}) | changes
-        folder = pretrained.folder_of(name_or_folder)
-        if checkpoint.is_ours(folder):
-            return cls.from_checkpoint(folder, base=base, **changes)
-        return cls.from_weights(*pretrained.load_pretrained(folder), folder, base, **changes)
+        from engine.published import load_model
 
-    @classmethod
-    def from_checkpoint(cls, folder, merge=True, base="", **changes):
-        """The model of one checkpoint of train.py; base, changes, errors as in from_pretrained.
-
-        merge: one of LoRA has its adapter merged into its weights; False: apart, to train on.
-        """
-        saved = checkpoint.load_config(folder)
-        if saved["lora"]:
-            model = lora.load(cls, folder, base, **changes)
-            if merge:
-                lora.merge(model)
-            return model
-        weights = checkpoint.load_tensors(folder, "model.safetensors")
-        return cls.from_weights(saved["model"], weights, folder, base, **changes)
-
-    @classmethod
-    def from_weights(cls, config, weights, source, base="", **changes):
-        """A model of a config (dict) and weights (name -> tensor), taken without a copy.
-
-        source: their name in errors. base: refused, since only an adapter has one.
-        """
-        if base:
-            raise ValueError(f"base={base} is for a LoRA adapter, and {source} is none")
-        config = checkpoint.restore_settings(GPTConfig, config | changes, source)
-        with WithoutInit():
-            model = cls(config)
-        weights = check_weights(dict(model.named_parameters()), weights, source)
-        model.load_state_dict(weights, strict=False, assign=True)
-        model.tie_weights()
-        return model
+        return load_model(cls, name_or_folder, base, **(override_args or {}) | changes)

@@ -10,27 +10,24 @@ the standard error.
 import contextlib
 import math
 import sys
+import time
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
 from attention import ATTENTION
-from engine import pretrained
+from engine import published
 from engine.chat import ChatTemplate
 from engine.conversations import read_conversation
-from engine.errors import at_least, one_line_errors
-from engine.generation import Generator
-from engine.hardware import pick_device
-from engine.preparation import read_text
-from engine.quantization import best_dtype, prepare_for_inference
-from engine.sampling import Sampling
+from engine.errors import UserError, at_least, one_line_errors
+from engine.generate import Printer, Session, Text, compile_step, encode_prompt, stream
+from engine.machine import pick_device
+from engine.prepare import read_text
+from engine.quantize import best_dtype, prepare_for_inference
+from engine.sampling import Sampler, Sampling
 from engine.settings import parse_settings
-from engine.text import Printer, Text, encode_prompt
 from model import GPT
-
-# --------------------------------------------------------------------------------------------------
-# Settings
 
 
 @dataclass(kw_only=True)
@@ -61,7 +58,7 @@ class SampleConfig(Sampling):
     temperature: float = 0.8
     top_k: int = 200
     stop: tuple[str, ...] = ()
-    """End a text before this string; may be given several times."""
+    """End a text before one of these strings."""
     seed: int = 1337
     """The same seed gives the same text, whatever is written beside it (but for rounding, which can
     differ with the length and number of texts, and between processors). Sample n of several has
@@ -88,20 +85,82 @@ class SampleConfig(Sampling):
         at_least(1, self, "num_samples", "max_new_tokens", "batch_size", most=10**7)
         at_least(0, self, "seed", most=2**32 - 1)  # the seeds of a generator on a CPU
         if "" in self.stop:
-            raise ValueError("stop='' would end each text before it begins: leave it out")
+            raise UserError("stop='' would end each text before it begins: leave it out")
         other_prompts = self.prompts or self.start != "\n" or self.num_samples != 1
         if self.interactive and (self.json or other_prompts):
-            raise ValueError(
+            raise UserError(
                 "interactive: you type the prompts; leave out start, prompts, num_samples and json"
             )
         if self.system and not self.interactive:
-            raise ValueError("system is for --interactive; in prompts, it is a message")
+            raise UserError("system is for --interactive; in prompts, it is a message")
         if self.prompts and self.start != "\n":
-            raise ValueError(f"prompts={self.prompts} and start={self.start!r}: give one of them")
+            raise UserError(f"prompts={self.prompts} and start={self.start!r}: give one of them")
 
 
-# --------------------------------------------------------------------------------------------------
-# Prompts
+def sample(config):
+    """Print the texts. UserError for a checkpoint or a prompt that cannot be used."""
+    # Load
+    folder = published.folder_in(config)
+    model = GPT.from_pretrained(folder, base=config.base).to(pick_device(config.device))
+    tokenizer = published.load_tokenizer(folder, model.config.vocab_size)
+    template = ChatTemplate(tokenizer) if tokenizer.chat else None
+    dtype = best_dtype(model) if config.dtype == "auto" else config.dtype
+    model = prepare_for_inference(model, getattr(torch, dtype), config.quantize)
+    if config.interactive:
+        return converse(model, tokenizer, template, config)
+
+    # Encode
+    prompts = read_prompts(config)
+    chats = config.prompts and template and any(p.lstrip()[:1] in "[{" for p in prompts.values())
+    seeds = range(config.seed, config.seed + config.num_samples)
+    texts = []
+    for flag, prompt in prompts.items():
+        if chats:
+            texts += [answer_to(prompt, flag, model, template, config, seed) for seed in seeds]
+        else:
+            ids = encode_prompt(tokenizer, prompt, model.config.block_size, flag)
+            texts += [Text(tokenizer, config.stop, prompt, ids, seed) for seed in seeds]
+
+    # Write them, a batch at a time, and print each token as it comes
+    started = time.perf_counter()
+    config.json = config.json or bool(chats)
+    printer = Printer(texts, config.json)
+    batches = batches_of(texts, model, config)
+    compiled = compile_step(model, config.compile, len(batches) * config.max_new_tokens)
+    try:
+        for batch in batches:
+            for _ in write(batch, model, tokenizer, config, compiled):
+                printer.show()
+    except KeyboardInterrupt:
+        printer.interrupt()
+        raise
+    finally:
+        count = sum(len(text.tokens) for text in texts)
+        speed = count / (time.perf_counter() - started)
+        print(f"{count} tokens, {speed:.1f} tokens/s; {dtype}", file=sys.stderr)
+
+
+def write(batch, model, tokenizer, config, compiled=None):
+    """Add tokens to some texts until all have ended. Yields after each token, and at the end."""
+    session = Session(model, [text.ids for text in batch], config.max_new_tokens, compiled=compiled)
+    random = [torch.Generator().manual_seed(text.seed) for text in batch]
+    sampler = Sampler(config, random, tokenizer.vocab_size)
+    for ids, logits in stream(session, config.max_new_tokens, sampler):
+        logprobs = [None] * len(batch)
+        if config.json:
+            known = logits[:, : tokenizer.vocab_size].float().log_softmax(-1)
+            logprobs = known.gather(1, ids[:, None])[:, 0].tolist()
+        for text, token, logprob in zip(batch, ids.tolist(), logprobs):
+            text.add(token, logprob)
+        if all(text.ended for text in batch):
+            break
+        yield
+    for text in batch:
+        text.end("length")
+    yield
+
+
+# ---- Prompts
 
 
 def read_prompts(config):
@@ -114,91 +173,91 @@ def read_prompts(config):
     lines = enumerate(text.replace("\r\n", "\n").split("\n"), 1)
     prompts = {f"--prompts, line {n}": line for n, line in lines if line}
     if not prompts:
-        raise ValueError(f"prompts={config.prompts} has no line with a prompt")
+        raise UserError(f"prompts={config.prompts} has no line with a prompt")
     return prompts
 
 
-# --------------------------------------------------------------------------------------------------
-# The model
-
-
-def make_generator(config):
-    """Return the Generator, and its dtype and device in words."""
-    device = pick_device(config.device)
-    folder = pretrained.folder_in(config)
-    model = GPT.from_pretrained(folder, base=config.base)
-    tokenizer = pretrained.load_tokenizer(folder, model.config.vocab_size)
-    model = model.to(device)
-    dtype = best_dtype(model) if config.dtype == "auto" else config.dtype
-    model = prepare_for_inference(model, getattr(torch, dtype), config.quantize)
-    pads = model.config.attention in ATTENTION  # linear attention cannot skip padding
-    kind = dtype if config.quantize == "none" else config.quantize
-    about = f"{kind}, {device}, {torch.get_num_threads()} thread(s)"
-    return Generator(model, tokenizer, config, pads), about
-
-
-# --------------------------------------------------------------------------------------------------
-# Sampling
-
-
-def sample(config):
-    """Print the texts. ValueError for a checkpoint or a prompt that cannot be used."""
-    prompts = {} if config.interactive else read_prompts(config)
-    generator, kind = make_generator(config)
-    if config.interactive:
-        return converse(generator, kind)
-
-    # The texts: num_samples for each prompt.
-    has_messages = any(p.lstrip().startswith(("{", "[{")) for p in prompts.values())
-    if config.prompts and generator.tokenizer.chat and has_messages:
-        texts = answers_to(prompts, generator)
-        config.json = True
-    else:
-        texts = continuations_of(prompts, generator)
-
-    # Write them, and print each token as it comes.
-    printer = Printer(texts, config.json)
+def answer_to(line, flag, model, template, config, seed):
+    """Return the Text that answers the messages in a line of JSON."""
     try:
-        for _ in generator.write(texts):  # it adds tokens to the texts
-            printer.show()
-    except KeyboardInterrupt:
-        printer.interrupt()
-        print_speed(generator, kind)
-        raise
-    print_speed(generator, kind)
+        found = read_conversation(line)
+        text = answer(found.messages, model, template, config, seed, found.tools)
+    except UserError as error:
+        raise UserError(f"{flag}: {error}") from None
+    text.prompt = found.messages
+    return text
 
 
-def continuations_of(prompts, generator):
-    """Return num_samples Texts that continue each prompt."""
-    config = generator.config
-    tokenizer = generator.tokenizer
-    texts = []
-    for flag, prompt in prompts.items():
-        most = generator.model.config.block_size
-        ids = encode_prompt(tokenizer, prompt, most, flag)
-        for seed in range(config.seed, config.seed + config.num_samples):
-            texts.append(Text(tokenizer, config.stop, prompt, ids, seed))
-    return texts
+def answer(messages, model, template, config, seed, tools=None):
+    """Return the Text that is to answer messages, by a ChatTemplate, which may render tools.
+
+    The oldest turns are left out until there is room for max_new_tokens, or for half of the
+    context. UserError if the last message is not a user's, or alone fills the context.
+    """
+    if messages[-1]["role"] != "user":
+        raise UserError("the last message is not a user's")
+    context = model.config.block_size
+    room = min(config.max_new_tokens, context // 2)
+    ids = template.encode_prompt(messages, context - room, tools)
+    if len(ids) >= context:
+        raise UserError(f"the message has {len(ids)} tokens; the model reads {context}")
+    text = Text(template.tokenizer, config.stop, ids=torch.tensor(ids), seed=seed)
+    text.end_token = template.end_of_turn()
+    text.most = context - len(ids)
+    return text
 
 
-def answers_to(prompts, generator):
-    """Return num_samples Texts that answer the messages in each prompt, a line of JSON."""
-    config = generator.config
-    template = ChatTemplate(generator.tokenizer)
-    texts = []
-    for flag, line in prompts.items():
+def batches_of(texts, model, config):
+    """Return lists of at most batch_size texts to write together, the first text first.
+
+    A full context moves on at a different time for each length, and then all texts of the batch are
+    read again: texts that reach it are together with those of their length. So are all for linear
+    attention, which cannot skip padding.
+    """
+    longest = max(len(text.ids) for text in texts) + config.max_new_tokens
+    mixed = model.config.attention in ATTENTION and longest <= model.config.block_size
+    groups = {}
+    for text in texts:
+        groups.setdefault(None if mixed else len(text.ids), []).append(text)
+    size = config.batch_size
+    return [group[n : n + size] for group in groups.values() for n in range(0, len(group), size)]
+
+
+# ---- Talking
+
+
+def converse(model, tokenizer, template, config):
+    """Answer what is typed. Ctrl-C ends an answer, and Ctrl-D the conversation."""
+    if config.system and not template:
+        raise UserError("system: this model has no chat template; leave it out")
+    compiled = compile_step(model, config.compile, config.max_new_tokens)
+    first = [{"role": "system", "content": config.system}] if config.system else []
+    messages = [*first]
+    for line in typed_lines():
+        if line.strip() == "/reset":
+            messages = [*first]
+            continue
+        asked = [*messages, {"role": "user", "content": line if template else f"{line}\n"}]
         try:
-            found = read_conversation(line)
-            for seed in range(config.seed, config.seed + config.num_samples):
-                texts.append(generator.answer(template, found.messages, seed, found.tools))
-                texts[-1].prompt = found.messages
-        except ValueError as error:
-            raise ValueError(f"{flag}: {error}") from None
-    return texts
-
-
-# --------------------------------------------------------------------------------------------------
-# Talking
+            if template:
+                text = answer(asked, model, template, config, config.seed)
+            else:  # all that was said is continued
+                said = [message["content"] for message in asked]
+                encode_prompt(tokenizer, said[-1], math.inf, "what you typed")  # names it alone
+                ids = encode_prompt(tokenizer, "".join(said), math.inf, "what you typed")
+                text = Text(tokenizer, config.stop, ids=ids, seed=config.seed)
+        except UserError as error:
+            print(error, file=sys.stderr)
+            continue
+        printer = Printer([text])
+        try:
+            for _ in write([text], model, tokenizer, config, compiled):
+                printer.show()
+        except KeyboardInterrupt:
+            printer.interrupt()
+        # Without a template, a stop string was said too.
+        said = template.plain(text.text) if template else tokenizer.decode(text.tokens)
+        messages = [*asked, {"role": "assistant", "content": said}]
 
 
 def typed_lines():
@@ -213,54 +272,6 @@ def typed_lines():
         except EOFError:
             print()
             return
-
-
-def converse(generator, kind):
-    """Answer what is typed. Ctrl-C ends an answer, and Ctrl-D the conversation."""
-    config = generator.config
-    tokenizer = generator.tokenizer
-    template = ChatTemplate(tokenizer) if tokenizer.chat else None
-    if config.system and not template:
-        raise ValueError("system: this model has no chat template; leave it out")
-    generator.compile(config.max_new_tokens)
-    first = [{"role": "system", "content": config.system}] if config.system else []
-    messages = [*first]
-    for line in typed_lines():
-        if line.strip() == "/reset":
-            messages = [*first]
-            continue
-        asked = [*messages, {"role": "user", "content": line if template else f"{line}\n"}]
-        try:
-            if template:
-                answer = generator.answer(template, asked, config.seed)
-            else:
-                answer = continuation_of(asked, generator)
-        except ValueError as error:
-            print(error, file=sys.stderr)
-            continue
-        printer = Printer([answer])
-        try:
-            for _ in generator.extend([answer]):
-                printer.show()
-        except KeyboardInterrupt:
-            printer.interrupt()
-        # Without a template, a stop string was said too.
-        said = template.plain(answer.text) if template else tokenizer.decode(answer.tokens)
-        messages = [*asked, {"role": "assistant", "content": said}]
-    print_speed(generator, kind)
-
-
-def continuation_of(messages, generator):
-    """Return a Text that continues all that was said, for a model without a chat template."""
-    tokenizer = generator.tokenizer
-    said = [message["content"] for message in messages]
-    encode_prompt(tokenizer, said[-1], math.inf, "what you typed")  # an error names this line alone
-    ids = encode_prompt(tokenizer, "".join(said), math.inf, "what you typed")
-    return Text(tokenizer, generator.config.stop, ids=ids, seed=generator.config.seed)
-
-
-def print_speed(generator, kind):
-    print(f"{generator.meter.summary()}; {kind}", file=sys.stderr)
 
 
 if __name__ == "__main__":

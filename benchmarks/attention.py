@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from attention import ATTENTION, FEATURE, linear
 from engine.errors import at_least
-from engine.hardware import measure_seconds, peak_bytes
+from engine.machine import measure_seconds, peak_bytes
 from masks import VISIBLE
 from tools.shared import benchmark
 from tools.shared.settings import run

@@ -19,13 +19,11 @@ import torch
 from tqdm import tqdm
 
 from engine import checkpoint, tokenizer
-from engine.compiled import CompiledStep
 from engine.errors import at_least, choose
-from engine.generation import stream
-from engine.hardware import half_dtype, synchronize
-from engine.quantization import prepare_for_inference
+from engine.generate import CompiledStep, Session, stream
+from engine.machine import half_dtype, synchronize
+from engine.quantize import prepare_for_inference
 from engine.sampling import Sampler, Sampling
-from engine.session import Session
 from model import GPT, Block
 from tools.shared import benchmark
 from tools.shared.settings import run

@@ -25,8 +25,8 @@ import torch
 from tqdm import tqdm
 
 from engine.errors import at_least, choose
-from engine.hardware import half_dtype, peak_bytes
-from engine.optimizer import make_optimizer, training_step
+from engine.machine import half_dtype, peak_bytes
+from engine.optimizer import clip_gradients, make_optimizer
 from model import GPT
 from tools.shared import benchmark
 from tools.shared.settings import run
@@ -182,10 +182,22 @@ def make_steps(config, shape, device, dtype):
     autocast = torch.autocast(device.type, getattr(torch, dtype), enabled=on_gpu)
     scaler = torch.amp.GradScaler(device.type, enabled=dtype == "float16")
 
-    def our_step(net, optimizer):
-        batches = count * [(x, y, None, None)]
+    def our_step(net, optimizer):  # as in train.py
         clip = 1.0 if settings.optimizer == "adamw" else 0.0  # as their presets
-        return lambda: training_step(net, batches, optimizer, scaler, autocast, clip)[0]
+
+        def step():
+            for _ in range(count):
+                with autocast:
+                    loss = net(x, y, only_loss=True)[1] / count
+                scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            clip_gradients(optimizer, clip)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            return loss
+
+        return step
 
     def nanogpt_step(net, optimizer):  # as in its train.py, which reads the loss only to log it
         def step():

@@ -22,7 +22,7 @@ from jinja2.exceptions import TemplateError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from engine.errors import library_errors
+from engine.errors import UserError, library_errors
 from engine.tokenizer import END_OF_TEXT, create_tokenizer, with_special_tokens
 
 CHATML = """
@@ -61,7 +61,7 @@ SANDBOX.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(
 class ChatTemplate:
     """Renders messages to token ids. tokenizer: one with a template, as from chat_tokenizer.
 
-    ValueError for what is no template.
+    UserError for what is no template.
     """
 
     def __init__(self, tokenizer):
@@ -75,7 +75,7 @@ class ChatTemplate:
 
         tools: descriptions of functions, for the template. learns: for each message whether it is
         learned; None: all of the assistant's. Of an answer that are its content and the end of its
-        turn: to its last special token, if it has any. ValueError if the template renders a
+        turn: to its last special token, if it has any. UserError if the template renders a
         beginning of the conversation in another way, or leaves out what a message has.
         """
         if learns is None:
@@ -90,7 +90,7 @@ class ChatTemplate:
             begin = self.render(messages[:n], tools, prompt=True)
             end = self.render(messages[: n + 1], tools)
             if not (end.startswith(begin) and whole.startswith(end)):
-                raise ValueError(
+                raise UserError(
                     f"the chat template renders message {n + 1} in another way when it is the "
                     "last: which tokens are the assistant's is ambiguous"
                 )
@@ -129,16 +129,16 @@ class ChatTemplate:
         return text
 
     def check(self, messages, tools=None):
-        """ValueError for a special token in a message, which could end its own turn, or in tools.
+        """UserError for a special token in a message, which could end its own turn, or in tools.
 
-        ValueError also for tools, and for anything that a message has beside its role, if the
+        UserError also for tools, and for anything that a message has beside its role, if the
         template does not render it.
         """
         places = {f"message {n}": message for n, message in enumerate(messages, 1)}
         for place, content in (places | {"tools": {"tools": tools}}).items():
             for token in self.special:
                 if any(token in str(value) for value in content.values()):
-                    raise ValueError(f"{place} spells the special token {token}")
+                    raise UserError(f"{place} spells the special token {token}")
         others = {}  # what a template may leave out -> messages and tools that differ in it
         for n, message in enumerate(messages):
             for key in message.keys() - {"role"}:
@@ -155,7 +155,7 @@ class ChatTemplate:
                 if self.render(*other) == whole:
                     lost.append(what)
         if lost:
-            raise ValueError(f"the chat template does not render {', '.join(lost)}")
+            raise UserError(f"the chat template does not render {', '.join(lost)}")
 
     def render(self, messages, tools=None, prompt=False):
         """Return messages as one text; prompt: with the beginning of an answer."""
@@ -170,7 +170,7 @@ def chat_tokenizer(name, texts=()):
     """Return create_tokenizer's tokenizer with a chat template, which its specification keeps.
 
     That is a published model's own, and else ChatML, for which the tokenizer gets the special
-    tokens that it lacks. ValueError if that is not possible.
+    tokens that it lacks. UserError if that is not possible.
     """
     tokenizer = create_tokenizer(name, texts)
     if tokenizer.chat is None:

@@ -11,7 +11,9 @@ A checkpoint is written under another name, and renamed once it is complete and 
 """
 
 import contextlib
+import itertools
 import json
+import shutil
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -20,28 +22,32 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from engine import parallel
+from engine.errors import UserError
 from engine.files import (
     atomic_path,
+    atomic_write,
     list_checkpoints,
     read_json,
+    remove_path,
     sha256_of_file,
     shell_path,
     shell_quote,
+    step_of,
 )
-from engine.settings import read_settings
 
 FILES = ("config.json", "model.safetensors", "trainer.json", "trainer.safetensors")
 
 # ---- Saving
 
 
-def save_checkpoint(out_dir, step, model, trainer_state, weights=None, **about):
+def save_checkpoint(out_dir, step, model, trainer_state, **about):
     """Write the checkpoint of a step as a whole; return its folder, out_dir/step_<step>.
 
-    trainer_state: values of JSON, and dicts name -> tensor. weights: those of the model, as
-    learned_weights returns them, if it is in shards. about: tokenizer, its specification; training,
-    the settings as a dict; data, the hashes of the dataset; record, the newest line of
-    metrics.jsonl. OSError if it cannot be written, for example because the disk is full.
+    trainer_state: values of JSON, and dicts name -> tensor. about: tokenizer, its specification;
+    training, the settings as a dict; data, the hashes of the dataset; record, the newest line of
+    metrics.jsonl. UserError if it cannot be written, for example because the disk is full. All
+    processes; the first one writes.
     """
     folder = folder_of(out_dir, step)
     adapter = model.lora and asdict(model.lora)
@@ -54,11 +60,15 @@ def save_checkpoint(out_dir, step, model, trainer_state, weights=None, **about):
             tensors |= {f"{part}/{name}": tensor for name, tensor in content.items()}
         else:
             values[part] = content
+    tensors = parallel.gather(tensors)
+    weights = parallel.gather(learned_weights(model))
+    if parallel.rank() > 0:
+        return folder
     with atomic_path(folder) as unfinished:
         unfinished.mkdir(parents=True)
         write_json(unfinished / "config.json", config)
         write_json(unfinished / "trainer.json", values)
-        write_safetensors(unfinished / "model.safetensors", weights or learned_weights(model))
+        write_safetensors(unfinished / "model.safetensors", weights)
         write_safetensors(unfinished / "trainer.safetensors", tensors)
         hashes = {name: sha256_of_file(unfinished / name) for name in FILES}
         write_json(unfinished / "manifest.json", hashes)
@@ -125,7 +135,7 @@ def is_ours(folder):
 
 
 def find_checkpoint(out_dir, which="latest"):
-    """Return the folder of a checkpoint in out_dir; ValueError if there is none.
+    """Return the folder of a checkpoint in out_dir; UserError if there is none.
 
     which: latest, best, or the name of a folder such as step_002000. out_dir may be a checkpoint
     itself.
@@ -135,7 +145,7 @@ def find_checkpoint(out_dir, which="latest"):
         return out_dir
     folders = list_checkpoints(out_dir)
     if not folders:
-        raise ValueError(
+        raise UserError(
             f"there is no checkpoint in {out_dir}, such as step_002000 with its manifest.json: "
             f"train one with python {shell_path('train.py')} --out_dir={shell_quote(out_dir)}, "
             "or give a model in another layout as --init_from=FOLDER"
@@ -145,7 +155,7 @@ def find_checkpoint(out_dir, which="latest"):
     folder = best_checkpoint(out_dir) if which == "best" else out_dir / which
     if folder not in folders:
         names = ", ".join(folder.name for folder in folders)
-        raise ValueError(f"there is no checkpoint {which} in {out_dir}: there are {names}")
+        raise UserError(f"there is no checkpoint {which} in {out_dir}: there are {names}")
     return folder
 
 
@@ -162,7 +172,7 @@ def resume_hint(out_dir):
 
 
 def verified_file(folder, name):
-    """Return the path of a checkpoint's file; ValueError unless its sha256 is in manifest.json.
+    """Return the path of a checkpoint's file; UserError unless its sha256 is in manifest.json.
 
     Another OSError for a file that cannot be read, for example on a network drive: it may be
     intact.
@@ -172,7 +182,7 @@ def verified_file(folder, name):
         hashes = read_json(folder / "manifest.json")
         if sha256_of_file(path) == hashes.get(name):
             return path
-    raise ValueError(
+    raise UserError(
         f"{path} is missing or damaged, or the hash in its manifest.json: use another checkpoint, "
         f"or move {folder} away to resume from the one before"
     )
@@ -181,7 +191,7 @@ def verified_file(folder, name):
 def newest_valid(out_dir, which="latest"):
     """Return the folder of find_checkpoint; latest is here the newest that is not damaged.
 
-    Notes name those that are. ValueError if all are.
+    Notes name those that are. UserError if all are.
     """
     folders = list_checkpoints(out_dir) if which == "latest" else []
     for folder in reversed(folders):
@@ -213,7 +223,7 @@ def load_tensors(folder, name):
 
 
 def read_safetensors(path):
-    """Yield (name, tensor) for each tensor in a file; ValueError if it is none of safetensors.
+    """Yield (name, tensor) for each tensor in a file; UserError if it is none of safetensors.
 
     The tensors are the file's own pages: copy them. The file is mapped into memory again for each
     tensor, so that its pages can be released with it.
@@ -225,26 +235,61 @@ def read_safetensors(path):
             with safe_open(path, "pt") as file:
                 yield name, file.get_tensor(name)
     except SafetensorError as error:
-        raise ValueError(f"{path} is damaged ({error})") from None
+        raise UserError(f"{path} is damaged ({error})") from None
 
 
 def load_trainer(folder):
-    """Return the trainer_state of save_checkpoint, on the CPU, with "step" and "record"."""
+    """Return the trainer_state of save_checkpoint, on the CPU, with "step", "record" and "data"."""
     config = load_config(folder)
     state = read_json(verified_file(folder, "trainer.json"))
     for path, tensor in load_tensors(folder, "trainer.safetensors").items():
         part, _, name = path.partition("/")
         state.setdefault(part, {})[name] = tensor
-    return state | {"step": config["step"], "record": config["record"]}
+    return state | {name: config[name] for name in ("step", "record", "data")}
 
 
-def restore_settings(cls, saved, source):
-    """Return settings from JSON, a dict, as a dataclass cls.
+# ---- The folder of a run
 
-    They are a checkpoint's, or what families.py made of a published model's. ValueError, which
-    names the source, for one that this version does not have, or whose value is impossible.
+
+def start_run(out_dir, last):
+    """Prepare out_dir for a run that goes on after step `last`; -1: for a new run.
+
+    What is later belongs to an earlier run, and moves to out_dir/previous-N, with a copy of its
+    metrics: nothing is mixed, and nothing destroyed. Call it when there is something to write, so
+    that a run which fails at once leaves the earlier one where it is.
     """
-    try:
-        return cls(**read_settings(cls, saved))
-    except ValueError as error:
-        raise ValueError(f"{source} does not fit this version of the code: {error}") from None
+    out_dir.mkdir(parents=True, exist_ok=True)
+    for unfinished in out_dir.glob("*.partial"):  # of processes that were killed
+        remove_path(unfinished)
+    metrics = out_dir / "metrics.jsonl"
+    records = read_metrics(metrics).values()
+    kept = [record for record in records if record["step"] <= last]
+    evaluated = [record for record in records if record["step"] > last and "val_loss" in record]
+    folders = list_checkpoints(out_dir)
+    later = [folder for folder in folders if step_of(folder) > last]
+    if later or evaluated:
+        names = (f"previous-{n}" for n in itertools.count(1))
+        aside = next(out_dir / name for name in names if not (out_dir / name).exists())
+        aside.mkdir()
+        if metrics.exists():
+            shutil.copy(metrics, aside)
+        for path in later:
+            path.rename(aside / path.name)
+        moved = "the earlier run" if last < 0 else f"what came after step {last}"
+        print(f"moved {moved} in {out_dir} to {aside}")
+    atomic_write(metrics, "".join(json.dumps(record) + "\n" for record in kept).encode())
+
+
+def log(out_dir, record):
+    """Add a line to metrics.jsonl."""
+    with open(out_dir / "metrics.jsonl", "a", encoding="utf-8") as file:
+        file.write(json.dumps(record) + "\n")
+
+
+def prune(out_dir, keep):
+    """Remove all checkpoints but the newest `keep` and the best; keep 0 removes none."""
+    best = best_checkpoint(out_dir)
+    for folder in list_checkpoints(out_dir)[:-keep] if keep else []:
+        if folder != best:
+            # It loses its name first: a checkpoint that is half removed is none.
+            shutil.rmtree(folder.rename(f"{folder}.partial"))

@@ -17,8 +17,20 @@ from dataclasses import dataclass
 import numpy as np
 
 from engine.chat import ChatTemplate
-from engine.preparation import BEGINS, LEARNED, MASKS, READ, SPLITS, separator, write_tokens
-from engine.sources import as_dict, is_conversation, parse_json, split_of
+from engine.errors import UserError
+from engine.prepare import (
+    BEGINS,
+    LEARNED,
+    MASKS,
+    READ,
+    SPLITS,
+    as_dict,
+    is_conversation,
+    parse_json,
+    separator,
+    split_of,
+    write_tokens,
+)
 
 ROLES = {"system": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 ROLES |= {"human": "user", "gpt": "assistant", "bot": "assistant", "chatgpt": "assistant"}
@@ -49,7 +61,7 @@ class Conversation:
 def read_conversation(record, ignored=()):
     """Return the Conversation of a record: a dict, a list of messages, or either as JSON.
 
-    ignored: further keys that change nothing. ValueError says what is wrong.
+    ignored: further keys that change nothing. UserError says what is wrong.
     """
     record = parse_json(record)
     if isinstance(record, list):
@@ -62,11 +74,11 @@ def read_conversation(record, ignored=()):
     tools = parse_json(record.pop("tools", None))
     if record:
         key = min(record)
-        raise ValueError(f"its {key!r} is not read: if it changes nothing, give --ignore={key}")
+        raise UserError(f"its {key!r} is not read: if it changes nothing, give --ignore={key}")
     read = [read_message(turn, f"message {n}", ignored) for n, turn in enumerate(turns, 1)]
     messages = [message for message, _ in read]
     if has_system and any(message["role"] == "system" for message in messages[1:]):
-        raise ValueError("it has a system text beside a system message")
+        raise UserError("it has a system text beside a system message")
     return Conversation(messages, [learned for _, learned in read], tools)
 
 
@@ -101,26 +113,26 @@ def as_turns(said, role=None):
     if role and not isinstance(said, list):
         said = [{"role": role, "content": said}]
     if not isinstance(said, list) or not all(isinstance(turn, dict) for turn in said):
-        raise ValueError("it has no messages, a list of objects, and no prompt and completion")
+        raise UserError("it has no messages, a list of objects, and no prompt and completion")
     return said
 
 
 def read_message(turn, what, ignored=()):
     """Return ({"role", "content", ...}, whether it is learned) of one entry of a record.
 
-    ValueError says what is wrong with it.
+    UserError says what is wrong with it.
     """
     # Beside a call of a tool there may be no text: None, "" and nothing are other prompts for some.
     content = {name: value for name, value in turn.items() if name == "content"}
     turn = without_notes(turn, ignored)
     role = turn.pop("role", None) or turn.pop("from", None)
     if not isinstance(role, str) or role not in ROLES:
-        raise ValueError(f"{what} has the role {role!r}: {', '.join(ROLES)}")
+        raise UserError(f"{what} has the role {role!r}: {', '.join(ROLES)}")
     role = ROLES[role]
     learned = is_learned(turn, role, what)
     text = text_of(turn.pop("content", None) or turn.pop("value", None), what)
     if not text.strip() and (role != "assistant" or "tool_calls" not in turn):
-        raise ValueError(f"{what} has no text")
+        raise UserError(f"{what} has no text")
     if text:
         content = {"content": text}
     if "tool_calls" in turn:
@@ -136,12 +148,12 @@ def text_of(content, what):
         if isinstance(part, dict):
             part = {key: value for key, value in part.items() if value is not None}
             if part.keys() != {"type", "text"} or part["type"] != "text":
-                raise ValueError(
+                raise UserError(
                     f"{what} has a part of type {part.get('type')!r}: only texts are read"
                 )
             part = part["text"]
         if not isinstance(part, str | None):
-            raise ValueError(f"{what} has no text")
+            raise UserError(f"{what} has no text")
         texts.append(part or "")
     text = "".join(texts)
     text.encode()  # UnicodeEncodeError, a ValueError, for half a character
@@ -154,7 +166,7 @@ def is_learned(turn, role, what):
     for name in "weight", "train":
         weight = turn.pop(name, learned)
         if weight not in (0, 1) or weight > is_answer:
-            raise ValueError(f"{what} has {name}={weight!r}: an answer may have 0 or 1, all else 0")
+            raise UserError(f"{what} has {name}={weight!r}: an answer may have 0 or 1, all else 0")
         learned = learned and bool(weight)
     return learned
 
@@ -172,7 +184,7 @@ def encode_records(records, template, val_share, skipped=None, ignored=()):
     """Yield what write_tokens takes: the tokens of each conversation, and its mask.
 
     val_share of them are for validation. skipped: a list that gets what is wrong with damaged
-    records; None: the first one is a ValueError.
+    records; None: the first one is a UserError.
     """
     after = separator(template.tokenizer)
     for where, record in records:
@@ -180,11 +192,11 @@ def encode_records(records, template, val_share, skipped=None, ignored=()):
             found = read_conversation(record, ignored)
             answers = [*itertools.compress(found.messages, found.learned)]
             if not answers:
-                raise ValueError("the conversation has no answer to learn")
+                raise UserError("the conversation has no answer to learn")
             ids, learned = template.encode(found.messages, found.tools, found.learned)
         except ValueError as error:
             if skipped is None:
-                raise ValueError(f"{where}: {error}") from None
+                raise UserError(f"{where}: {error}") from None
             skipped.append(f"{where}: {error}")
             continue
         split = split_of(json.dumps(found.messages), val_share)
@@ -200,7 +212,7 @@ def write_conversations(folder, tokenizer, train, val, source, skip_damaged=Fals
     """Tokenize conversations, iterables of (where, record), into a dataset.
 
     tokenizer: as from chat_tokenizer. val None: VAL_SHARE of the conversations. ignored: keys that
-    change nothing. ValueError names the first damaged record, unless skip_damaged leaves them out.
+    change nothing. UserError names the first damaged record, unless skip_damaged leaves them out.
     """
     template = ChatTemplate(tokenizer)
     skipped = [] if skip_damaged else None

@@ -4,6 +4,7 @@ Conversations stand in rows: each is packed whole, sees only itself, and is read
 """
 
 import bisect
+import functools
 import math
 import subprocess
 import sys
@@ -14,18 +15,11 @@ import numpy as np
 import torch
 from filelock import FileLock
 
-from engine.errors import library_errors
+from engine import parallel
+from engine.errors import UserError, library_errors
 from engine.files import read_json, sha256_of_file, sha256_of_json, shell_path
-from engine.preparation import (
-    BEGINS,
-    DATA,
-    LEARNED,
-    MASKS,
-    SMALL,
-    SPLITS,
-    write_dataset,  # noqa: F401
-)
-from engine.tokenizer import Tokenizer, create_tokenizer, tokenizer_from_spec
+from engine.prepare import BEGINS, DATA, LEARNED, MASKS, SMALL, SPLITS
+from engine.tokenizer import Tokenizer, tokenizer_from_spec
 
 # They prepare themselves when they are first used; no other folder's code is ever run.
 INCLUDED = "stdlib", "words", "questions", "shakespeare", "shakespeare_char"
@@ -50,10 +44,12 @@ class Dataset:
     rows: dict = field(default_factory=dict)
     """Of conversations: the PackedRows of train and val, as pack makes them."""
 
-    def pack(self, block_size):
-        """Pack conversations into rows for a model of this block_size."""
+    def fit(self, model, mask_documents):
+        """Pack conversations into rows for a GPT; UserError if it cannot keep documents apart."""
+        if mask_documents or self.masks:
+            check_documents(self, model)
         for split, mask in self.masks.items():
-            self.rows[split] = PackedRows(getattr(self, split), mask, block_size)
+            self.rows[split] = PackedRows(getattr(self, split), mask, model.config.block_size)
 
     def validated(self):
         """Return the tokens that a validation loss is of: all of val, or of its answers."""
@@ -94,11 +90,11 @@ def find_dataset(name):
         with FileLock(folder / ".preparing"):  # another process may be at it
             if not (folder / "meta.json").exists():
                 prepare(name, folder)
-    elif not all((folder / f"{split}.bin").is_file() for split in SPLITS):
+    elif not all((folder / name).is_file() for name in ("train.bin", "val.bin", "meta.json")):
         known = sorted({*INCLUDED, *(path.parent.name for path in DATA.glob("*/meta.json"))})
-        raise ValueError(
-            f"dataset {name!r} has no train.bin and val.bin: run its prepare.py, or make it of a "
-            f"text by {shell_path('data/text/prepare.py')} --input FILE --name NAME, or choose "
+        raise UserError(
+            f"dataset {name!r} has no train.bin, val.bin or meta.json: run its prepare.py, or make "
+            f"it by {shell_path('data/text/prepare.py')} --input FILE --name NAME, or choose "
             f"{', '.join(known)}"
         )
     return folder
@@ -112,14 +108,10 @@ def prepare(name, folder):
         sys.exit(status)
 
 
-def load_dataset(name, block_size, data_tokenizer=""):
-    """Return the Dataset called name; ValueError if it is damaged, missing or too short.
-
-    data_tokenizer: gpt2 for a folder without meta.json, as nanoGPT makes them.
-    """
+def load_dataset(name, block_size):
+    """Return the Dataset called name; UserError if it is damaged, missing or too short."""
     folder = find_dataset(name)
-    path = folder / "meta.json"
-    meta = read_meta(path) if path.exists() else nanogpt_meta(folder, data_tokenizer)
+    meta = read_meta(folder / "meta.json")
     tokens = meta["dtype"], meta["tokenizer"].vocab_size
     kinds = dict.fromkeys(SPLITS, tokens) | dict.fromkeys(MASKS, (np.dtype("u1"), BEGINS + 1))
     files = {
@@ -139,7 +131,7 @@ def load_dataset(name, block_size, data_tokenizer=""):
     )
     for split in SPLITS:
         if len(files[split]) <= block_size and not data.masks:
-            raise ValueError(
+            raise UserError(
                 f"{folder / split}.bin has {len(files[split]):,} tokens, but "
                 f"block_size={block_size} needs at least {block_size + 1:,}: use more text or a "
                 "smaller block_size"
@@ -148,59 +140,38 @@ def load_dataset(name, block_size, data_tokenizer=""):
 
 
 def read_meta(path):
-    """Return meta.json with its dtype and its tokenizer as objects; ValueError if damaged."""
+    """Return meta.json with its dtype and its tokenizer as objects; UserError if damaged."""
     with library_errors(f"{path.parent} cannot be read", ": prepare it again"):
         meta = read_json(path)
         if meta.pop("sha256", None) != sha256_of_json(meta):
-            raise ValueError(f"{path} is damaged (its sha256 is not its own)")
+            raise UserError(f"{path} is damaged (its sha256 is not its own)")
         meta["dtype"] = np.dtype(meta["dtype"]).newbyteorder("<")
         meta["tokenizer"] = tokenizer_from_spec(meta["tokenizer"])
         _ = [meta[split] for split in SPLITS]  # KeyError for one that is missing
         return meta
 
 
-def nanogpt_meta(folder, data_tokenizer):
-    """Return what read_meta would for nanoGPT's files with GPT-2's ids.
-
-    ValueError if data_tokenizer is not gpt2, or meta.pkl says that the tokens are others.
-    """
-    if data_tokenizer != "gpt2" or (folder / "meta.pkl").exists():
-        raise ValueError(
-            f"{folder} has no meta.json: prepare it again; or if nanoGPT made it with GPT-2's "
-            "tokens, say --data_tokenizer=gpt2 (a meta.pkl could run any code, and is never read: "
-            "there the tokens are others)"
-        )
-    train = folder / "train.bin"
-    val = folder / "val.bin"
-    return {
-        "dtype": np.dtype("<u2"),
-        "tokenizer": create_tokenizer("gpt2"),
-        "train": {"tokens": train.stat().st_size // 2, "sha256": None},
-        "val": {"tokens": val.stat().st_size // 2, "sha256": sha256_of_file(val)},
-    }
-
-
 def map_tokens(path, entry, dtype, vocab_size):
     """Map the token ids of a file with this entry in meta.json.
 
-    ValueError for another size than that says, and for an id outside the vocabulary in the first
+    UserError for another size than that says, and for an id outside the vocabulary in the first
     256 MB. A file smaller than that must have the entry's sha256 too.
     """
     size = path.stat().st_size
     count = entry["tokens"]
     if size != count * dtype.itemsize:
-        raise ValueError(
+        raise UserError(
             f"{path} has {size:,} bytes, not {dtype.itemsize} for each of {count:,} tokens: "
             "prepare it again"
         )
     tokens = np.memmap(path, dtype=dtype, mode="r")
     largest = int(tokens[: SMALL // dtype.itemsize].max())
     if largest >= vocab_size:
-        raise ValueError(
+        raise UserError(
             f"{path} has token id {largest}; the vocabulary has {vocab_size}: prepare it again"
         )
     if size < SMALL and entry["sha256"] not in (None, sha256_of_file(path)):
-        raise ValueError(
+        raise UserError(
             f"{path} is damaged (its sha256 is not the one in meta.json): prepare it again"
         )
     return tokens
@@ -246,7 +217,7 @@ class PackedRows:
 
     tokens, mask: arrays (T,) as in its files. A conversation that is too long ends with the last
     answer that fits into a row, and is left out if none does. What follows an answer and is not
-    learned takes no room. The rows depend on tokens, mask and block_size alone. ValueError if there
+    learned takes no room. The rows depend on tokens, mask and block_size alone. UserError if there
     are none.
     """
 
@@ -265,7 +236,7 @@ class PackedRows:
         self.cut = int(((self.lengths > 0) & (self.lengths < whole)).sum())
         self.rows = best_fit(self.lengths, self.size)
         if not self.rows:
-            raise ValueError(f"no answer fits into block_size={block_size}: choose a larger one")
+            raise UserError(f"no answer fits into block_size={block_size}: choose a larger one")
 
     def __len__(self):
         return len(self.rows)
@@ -324,3 +295,116 @@ def best_fit(lengths, size):
         rows[row].append(n)
         bisect.insort(rooms, (room - length, row))
     return rows
+
+
+# --------------------------------------------------------------------------------------------------
+# The tokens of a step, and the loss on the validation split: functions of seed and step alone.
+
+TRAIN, VAL, EPOCH = 0, 1, 2  # random streams that must differ
+
+
+def micro_batch(data, config, step, micro, device):
+    """Return inputs and targets (B, T), positions or None, and the seed of dropout or None.
+
+    They are a pure function of (config.seed, step, micro). positions: as GPT.forward takes them,
+    where documents see only themselves.
+    """
+    rng = np.random.default_rng((config.seed, TRAIN, step, micro))
+    if data.masks:
+        rows = data.rows["train"]
+        before = (step * config.gradient_accumulation_steps + micro) * config.batch_size
+        numbers = []
+        for place in range(before, before + config.batch_size):
+            order = epoch_order(config.seed, len(rows), place // len(rows))
+            numbers.append(order[place % len(rows)])
+        batch = rows.batch(numbers, config.batch_size)
+    else:
+        batch = random_batch(data.train, config.batch_size, config.block_size, rng)
+        batch = with_positions(batch, data, config)
+    seed = int(rng.integers(1 << 63)) if config.dropout else None  # seeding takes 0.5 ms
+    return *to_device(batch, device), seed
+
+
+def to_device(batch, device):
+    """Return the tensors of a batch, and what is None, on a device."""
+    at_once = device.type == "cuda"  # without waiting for the copy
+    if at_once:
+        batch = [t if t is None else t.contiguous().pin_memory() for t in batch]
+    return [t if t is None else t.to(device, non_blocking=at_once) for t in batch]
+
+
+@functools.lru_cache(maxsize=2)
+def epoch_order(seed, rows, epoch):
+    """Return the numbers of all rows in an epoch's own order."""
+    return np.random.default_rng((seed, EPOCH, epoch)).permutation(rows)
+
+
+def with_positions(batch, data, config):
+    """Return a batch of text with the position of each token in its document, or None.
+
+    An end-of-text token belongs to the document that it begins, so that a text sampled from it
+    alone is what was trained.
+    """
+    x, y = batch
+    if not config.mask_documents:
+        return x, y, None
+    places = torch.arange(x.shape[1])
+    begins = (places * (x == data.tokenizer.end_of_text)).cummax(1).values
+    return x, y, places - begins
+
+
+def check_documents(data, model):
+    """UserError if documents cannot be kept apart.
+
+    The data may have no token that begins one, or the model's attention cannot do that.
+    """
+    if data.tokenizer.end_of_text is None and not data.masks:
+        raise UserError(
+            f"mask_documents=True: the tokenizer of dataset {data.name} has no end-of-text token: "
+            "leave it out, or prepare the text with --tokenizer=gpt2 or bpe:8192"
+        )
+    if any(getattr(block.attn, "feature", None) for block in model.transformer.h):
+        raise UserError(
+            f"attention={model.config.attention!r} cannot keep documents apart, as "
+            "mask_documents=True and conversations need it: choose fused"
+        )
+
+
+def validation_batches(data, config):
+    """Yield the batches of a validation loss, the same every time.
+
+    A batch is inputs, targets, and positions or None.
+    """
+    size = config.batch_size
+    count = config.eval_iters
+    if data.masks:
+        rows = data.rows["val"]
+        order = np.random.default_rng((config.seed, VAL)).permutation(len(rows))
+        for first in range(0, len(rows), size)[: count or None]:
+            yield rows.batch(order[first : first + size], size)
+        return
+    batches = sequential_batches(data.val, size, config.block_size)
+    if count:
+        rngs = (np.random.default_rng((config.seed, VAL, n)) for n in range(count))
+        batches = (random_batch(data.val, size, config.block_size, rng) for rng in rngs)
+    for batch in batches:
+        yield with_positions(batch, data, config)
+
+
+@torch.no_grad()
+def validation_loss(model, data, config, device, autocast):
+    """Return the mean loss of the validation split, or of eval_iters batches, in nats per token.
+
+    Each process computes all of it, so that it does not depend on their number.
+    """
+    losses = []
+    tokens = []
+    model.eval()
+    for batch in parallel.progress_bar(validation_batches(data, config), "evaluating", delay=2):
+        x, y, positions = to_device(batch, device)
+        with autocast:
+            losses.append(model(x, y, only_loss=True, positions=positions)[1])
+        tokens.append(int((batch[1] >= 0).sum()))
+    model.train()
+    weights = torch.tensor(tokens, dtype=torch.float64)
+    return (torch.stack(losses).cpu().double() @ weights / weights.sum()).item()

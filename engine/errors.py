@@ -1,4 +1,4 @@
-"""Bad input ends a script with one line and exit code 2; checks that raise such errors."""
+"""What a user can put right ends a script with one line; any other error keeps its traceback."""
 
 import contextlib
 import inspect
@@ -6,105 +6,95 @@ import re
 import sys
 from pathlib import Path
 
-# ---- The end of a script
+
+class UserError(ValueError):
+    """A mistake in settings, files or data: the message says what to do. It alone is shown."""
 
 
-def escape_control_characters(text):
-    """Return text for the standard output; on a terminal, control characters become \\u001b."""
-    if not sys.stdout.isatty():
-        return text
-    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda found: f"\\u{ord(found[0]):04x}", text)
+NO_MEMORY = "the device has not enough memory: try a smaller batch_size or model"
 
 
 @contextlib.contextmanager
 def one_line_errors():
-    """Around a script: bad input ends it with one line and exit code 2.
+    """Around a script: a UserError, or too little memory, is one line and exit code 2.
 
-    `python -X dev SCRIPT` shows where the error was raised.
+    `python -X dev SCRIPT` shows where it was raised.
     """
-    if hasattr(sys.stdout, "reconfigure"):  # one without UTF-8 shows others as \\u732b
+    if hasattr(sys.stdout, "reconfigure"):  # one without UTF-8 shows others as \u732b
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         yield
     except KeyboardInterrupt:
         sys.exit(130)
-    except Exception as error:
-        line = one_line_message(error)
-        if sys.flags.dev_mode or line is None:
+    except (UserError, MemoryError, RuntimeError) as error:  # PyTorch's own are RuntimeErrors
+        text = str(error)
+        full = isinstance(error, MemoryError) or "out of memory" in text or "CPUAllocator" in text
+        if sys.flags.dev_mode or not (full or isinstance(error, UserError)):
             raise
-        # Names and values from hostile files may be long, or have line ends and a terminal's codes.
-        line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line[:2000])
+        line = NO_MEMORY if full else text[:2000]
+        # Names and values from hostile files may have line ends and a terminal's codes.
+        line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
         print(f"{Path(sys.argv[0]).name}: {line}", file=sys.stderr)
         sys.exit(2)
 
 
 @contextlib.contextmanager
 def library_errors(what, remedy=""):
-    """A ValueError of one line that says what fails, for a library's errors of many types."""
+    """Around a call of a library on what users give it: its errors, of any type, are UserErrors."""
     try:
         yield
     except (KeyboardInterrupt, GeneratorExit):
         raise
     except ImportError as error:
         need = f"it needs the library {error.name}: pip install {error.name}"
-        raise ValueError(f"{what}: {need}") from error
+        raise UserError(f"{what}: {need}") from error
     except BaseException as error:  # a panic, of a library in Rust, is no Exception
         reason = " ".join(str(error).split())[:1000] or "is it damaged?"
         if not isinstance(error, ValueError):  # which says it by itself
             reason = f"{type(error).__name__}: {reason}"
-        raise ValueError(f"{what} ({reason}){remedy}") from error
+        raise UserError(f"{what} ({reason}){remedy}") from error
 
 
-def one_line_message(error):
-    """The message for an error, or None where only the traceback helps."""
-    import torch
-
-    text = str(error)
-    if isinstance(error, MemoryError | torch.OutOfMemoryError) or "DefaultCPUAllocator" in text:
-        return "the device has not enough memory: try a smaller batch_size or model"
-    if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
-        reason = text.strip().splitlines()[0]
-        return f"torch.compile cannot do this here ({reason}): try --compile=False"
-    if isinstance(error, torch.distributed.DistError) or "gloo" in text:
-        return "another process has ended, or cannot be reached: see its message, if there is one"
-    if isinstance(error, OSError) and error.filename:
-        return f"{error.filename}: {error.strerror}"
-    return text if isinstance(error, ValueError | OSError | FloatingPointError) else None
+def escape_control_characters(text):
+    """Return text for the standard output; on a terminal, control characters become \u001b."""
+    if not sys.stdout.isatty():
+        return text
+    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
-# ---- Checks of settings, and of attention's arguments
+# ---- Checks of settings
 
 
 def choose(name, value, known):
-    """Return known[value], or raise a ValueError that lists the known ones."""
+    """Return known[value], or raise a UserError that lists the known ones."""
     if value not in known:
-        raise ValueError(f"{name}={value!r} is unknown; choose from {', '.join(known)}")
+        raise UserError(f"{name}={value!r} is unknown; choose from {', '.join(known)}")
     return known[value]
 
 
 def parse_spec(setting, spec, known):
     """Return known[name](*numbers) for a spec such as local_global:64,4.
 
-    ValueError for an unknown name, or for numbers that it does not take.
+    UserError for an unknown name, or for numbers that it does not take.
     """
     name, _, numbers = spec.partition(":")
     make = choose(setting, name, known)
     try:
         values = [int(text) for text in numbers.split(",") if text]
         if max(values, default=0) > MOST:
-            raise ValueError(f"a number must be at most {MOST:,}")
+            raise UserError(f"a number must be at most {MOST:,}")
         return make(*values)
     except (TypeError, ValueError) as error:  # TypeError: too few numbers, or too many
         parameters = ",".join(inspect.signature(make).parameters)
         form = f"{name}:{parameters}".rstrip(":")
-        raise ValueError(f"{setting}={spec}: {error}; write it as {form}") from None
+        raise UserError(f"{setting}={spec}: {error}; write it as {form}") from None
 
 
 MOST = 10**12
 
 
 def at_least(least, settings, *names, most=MOST):
-    """ValueError for the first of these settings below least, above most, or not a number.
+    """UserError for the first of these settings below least, above most, or not a number.
 
     most: by default more than any machine holds or counts to.
     """
@@ -112,27 +102,30 @@ def at_least(least, settings, *names, most=MOST):
         value = getattr(settings, name)
         bound = f"at most {most:,}" if value > most else f"at least {least}"
         if not least <= value <= most:
-            raise ValueError(f"{name}={value} must be {bound}")
+            raise UserError(f"{name}={value} must be {bound}")
 
 
 def check_heads(n_embd, n_head, n_kv_head=None, head_size=None):
-    """ValueError unless n_embd can be split into n_head heads that share n_kv_head heads.
+    """UserError unless n_embd can be split into n_head heads that share n_kv_head heads.
 
     head_size: the size of a head, if it is not n_embd / n_head.
     """
     if n_embd % n_head and not head_size:
-        raise ValueError(f"n_embd={n_embd} is not divisible by n_head={n_head}")
+        raise UserError(f"n_embd={n_embd} is not divisible by n_head={n_head}")
     if n_kv_head and n_head % n_kv_head:
-        raise ValueError(f"n_head={n_head} is not divisible by n_kv_head={n_kv_head}")
+        raise UserError(f"n_head={n_head} is not divisible by n_kv_head={n_kv_head}")
 
 
 def check_standard(path, standard):
-    """ValueError for a score or normalizer that a path without scores cannot do."""
+    """UserError for a score or normalizer that a path without scores cannot do."""
     if not standard:
-        raise ValueError(
+        raise UserError(
             f"attention={path} has no other score or normalizer than its own: "
             "choose attention=masked_fill"
         )
+
+
+# ---- Checks of arguments: a mistake in code, not in settings, and so with a traceback
 
 
 def check_shapes(q, k, v, visible):

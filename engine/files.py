@@ -12,6 +12,8 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 
+from engine.errors import UserError
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -56,7 +58,7 @@ def atomic_path(path):
                     os.fsync(written.fileno())
         os.replace(unfinished, path)
     except (OSError, SafetensorError) as error:
-        raise OSError(f"cannot write {path}: {error}") from error
+        raise UserError(f"cannot write {path}: {error}") from error
     finally:
         remove_path(unfinished)
 
@@ -69,7 +71,7 @@ def atomic_write(path, content):
 
 @contextlib.contextmanager
 def folder_lock(folder):
-    """Make a folder if it is missing, and lock it; ValueError if another process has locked it.
+    """Make a folder if it is missing, and lock it; UserError if another process has locked it.
 
     The system releases the lock when the process ends, however it ends. Its file stays: if it were
     removed, one process could lock the old file, and another a new one.
@@ -80,7 +82,7 @@ def folder_lock(folder):
             yield
     except Timeout:
         remedy = "wait for it, or choose another folder"
-        raise ValueError(f"{folder} is in use by another process: {remedy}") from None
+        raise UserError(f"{folder} is in use by another process: {remedy}") from None
 
 
 def step_of(folder):
@@ -119,11 +121,11 @@ def sha256_of_code():
 
 
 def read_json(path):
-    """The object in a JSON file, as a dict; ValueError if the file holds anything else."""
+    """The object in a JSON file, as a dict; UserError if the file holds anything else."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(content, dict):
-            raise ValueError("it is no object")
+            raise UserError("it is no object")
         return content
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is damaged ({error})") from error
+        raise UserError(f"{path} is damaged ({error})") from error

@@ -4,15 +4,12 @@ A layer computes W x + alpha / rank * B A x. W needs no gradient and no optimize
 hold A and B alone, and say where the base is. B is zero at first: training begins at the base.
 """
 
-import contextlib
 from dataclasses import dataclass
 
 import torch
 import torch.nn as nn
 
-from engine import checkpoint
 from engine.errors import choose
-from engine.pretrained import check_weights, sha256_of_weights
 
 
 @dataclass(kw_only=True)
@@ -70,33 +67,3 @@ def layers_of(model, kind):
         for name, layer in parent.named_children():
             if type(layer) is kind:
                 yield parent, name, layer
-
-
-def load_base(GPT, adapter, folder, place):
-    """Return the base, which is at a place, of the Adapter in a checkpoint's folder."""
-    with contextlib.suppress(ValueError):  # it is not there, or damaged
-        base = GPT.from_pretrained(place)
-        if sha256_of_weights(base) == adapter.sha256:
-            return base
-    raise ValueError(
-        f"{folder} is an adapter, and its base (sha256 {adapter.sha256}) is not {place}, or is "
-        "damaged there: give it by --base=FOLDER"
-    )
-
-
-def load(GPT, folder, base=None, **changes):
-    """Return the GPT of a checkpoint that is an adapter, on its base; changes: to its config.
-
-    base: the base's folder; None: where it was in training.
-    ValueError if it is not there, or has other weights than in training.
-    """
-    saved = checkpoint.load_config(folder)
-    adapter = Adapter(**saved["lora"])
-    base = load_base(GPT, adapter, folder, base or adapter.base)
-    base.crop_block_size(saved["model"]["block_size"])
-    model = GPT.from_weights(saved["model"], dict(base.named_parameters()), folder, **changes)
-    attach(model, adapter)
-    weights = checkpoint.load_tensors(folder, "model.safetensors")
-    weights = check_weights(checkpoint.learned_weights(model), weights, folder)
-    model.load_state_dict(weights, strict=False)
-    return model

@@ -12,8 +12,9 @@ import re
 import torch
 from torch.optim.adamw import adamw
 
-from engine import hardware, processes, sharding
-from engine.sharding import local_tensor
+from engine import machine, parallel
+from engine.errors import UserError
+from engine.parallel import local_tensor
 
 # Polynomials a·x + b·x³ + c·x⁵ that drive singular values between 0.001 and 1 towards 1, each
 # optimal for the interval that the previous one leaves (Polar Express, Amsel et al. 2025,
@@ -35,7 +36,7 @@ def orthogonalize(G, steps=5, dtype=None):
     exceeds its largest singular value, which stays below 24: float16 cannot overflow.
     """
     if dtype is None:
-        dtype = getattr(torch, hardware.half_dtype(G.device)) if G.is_cuda else torch.float32
+        dtype = getattr(torch, machine.half_dtype(G.device)) if G.is_cuda else torch.float32
     tall = G.shape[-2] > G.shape[-1]
     X = G.mT if tall else G
     X = X / (1.01 * X.norm(dim=(-2, -1), keepdim=True) + 1e-30)  # no singular value above 1
@@ -78,28 +79,23 @@ class Muon:
             p.grad = None
 
     @torch.no_grad()
-    def step(self, finite):
-        """Update all parameters that have a gradient. Overwrites the gradients.
-
-        finite: a bool tensor on their device; False: nothing changes, without waiting to know it.
-        """
+    def step(self):
+        """Update all parameters that have a gradient. Overwrites the gradients."""
         for group in self.param_groups:
             update = self.muon_step if group["kind"] == "muon" else self.adamw_step
             params = [p for p in group["params"] if p.grad is not None]
             if params:
-                update(group, params, finite)
+                update(group, params)
 
-    def muon_step(self, group, params, finite):
+    def muon_step(self, group, params):
         weights = [local_tensor(p) for p in params]
         grads = [local_tensor(p.grad) for p in params]
         averages = [local_tensor(self.state[p]["momentum"]) for p in params]
         momentum = group["momentum"]
-        for grad, average in zip(grads, averages):
-            torch.where(finite, grad, average, out=grad)  # an average does not change by itself
         torch._foreach_lerp_(averages, grads, 1 - momentum)
         torch._foreach_lerp_(grads, averages, momentum)  # Nesterov: where the momentum will be
-        torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"] * finite)
-        for mine in sharding.matrix_owners(params):
+        torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
+        for mine in parallel.matrix_owners(params):
             by_shape = {}  # (shape of a wide matrix, scale) -> [(matrix to update, its gradient)]
             for p, target, grad in mine:
                 heights = self.parts.get(p, [len(p)])
@@ -113,10 +109,10 @@ class Muon:
                     by_shape.setdefault((*matrix.shape, scale), []).append((part, matrix))
             for (*_, scale), pairs in by_shape.items():
                 targets, matrices = zip(*pairs)
-                updates = orthogonalize(torch.stack(matrices), group["steps"]) * finite
+                updates = orthogonalize(torch.stack(matrices), group["steps"])
                 torch._foreach_add_(targets, updates.unbind(), alpha=-group["lr"] * scale)
 
-    def adamw_step(self, group, params, finite):
+    def adamw_step(self, group, params):
         rows = [(p, p.grad, *self.state[p].values()) for p in params]
         weights, grads, averages, squares, steps = [[*map(local_tensor, c)] for c in zip(*rows)]
         beta1, beta2 = group["betas"]
@@ -128,7 +124,6 @@ class Muon:
             [],
             steps,
             fused=True,
-            found_inf=1.0 - finite.float(),
             amsgrad=False,
             maximize=False,
             lr=group["lr"],
@@ -147,22 +142,15 @@ class Muon:
         }
 
     def load_state_dict(self, saved):
-        """Continue from a state_dict of the same parameters; ValueError if it is of others.
-
-        Of its values only those of the first process count. All processes.
-        """
+        """Continue from a state_dict of the same parameters; UserError if it is of others."""
         mine = self.state_dict()
         if saved.keys() != mine.keys():
-            raise ValueError(
+            raise UserError(
                 "the checkpoint is of another optimizer: resume with the same --optimizer, or "
                 "start from its weights with --init_from=FOLDER"
             )
         for name, tensor in mine.items():
-            whole = sharding.full_tensor(tensor)
-            if processes.rank() == 0:
-                whole.copy_(saved.pop(name))
-            processes.broadcast(whole)
-            local_tensor(tensor).copy_(sharding.shard_of(tensor, whole))
+            parallel.local_tensor(tensor).copy_(parallel.shard_of(tensor, saved[name]))
 
 
 def make_optimizer(model, config):
@@ -234,46 +222,17 @@ def parts_of_step(targets):
     """Return what the mean loss of each micro-batch is divided by, for the mean of the step.
 
     targets: those of this process's micro-batches. With as many in each, it is their number. A
-    micro-batch without any adds zero: it is divided by infinity.
+    micro-batch without any adds zero: it is divided by infinity. All processes.
     """
     counts = torch.stack([(y >= 0).sum() for y in targets])
-    total = processes.all_reduce_sum(counts.sum()).clamp_min(1)
-    return total / (counts * processes.world_size())  # gradients are averaged over them
+    total = parallel.all_reduce(counts.sum()).clamp_min(1)
+    return total / (counts * parallel.world_size())  # gradients are averaged over them
 
 
-def training_step(model, batches, optimizer, scaler, autocast, grad_clip=0.0, dry=False):
-    """Update the weights from a list of micro-batches; return (loss, gradient norm, finite).
-
-    All are tensors on the device, so that the program need not wait for it: the mean loss of this
-    process's micro-batches before the update, the norm before grad_clip, and whether the losses and
-    gradients of all processes are finite. If not, nothing is updated. The mean is over all targets
-    of the step, in all processes: however conversations fall into micro-batches, each token weighs
-    the same. model: a GPT. batches: (x, y, seed of dropout or None, positions or None). scaler: a
-    GradScaler, for float16, which skips steps whose gradient overflows. dry: all is computed, and
-    nothing changes.
-    """
-    losses = []
-    parts = parts_of_step([y for _, y, _, _ in batches])
-    for part, (x, y, seed, positions) in zip(parts, batches):
-        if seed is not None:
-            torch.manual_seed(seed)
-        with autocast:
-            micro_loss = model(x, y, only_loss=True, positions=positions)[1] / part
-        scaler.scale(micro_loss).backward()
-        model.take_auxiliary()  # of blocks that were computed again
-        losses.append(micro_loss.detach())
-    loss = torch.stack(losses).sum()
-
-    parameters = [p for p in optimizer.state if p.grad is not None]
-    sharding.average_gradients(parameters)
-    scaler.unscale_(optimizer)
-    norm = torch.nn.utils.get_total_norm([p.grad for p in parameters])
-    if grad_clip:
-        torch.nn.utils.clip_grads_with_norm_(parameters, grad_clip, norm)
-    norm = sharding.full_tensor(norm)
-    size = loss.clone() if scaler.is_enabled() else loss + norm
-    finite = processes.all_reduce_sum(size).isfinite()
-    scaler.step(optimizer, finite & (not dry))
-    scaler.update()
-    optimizer.zero_grad()
-    return loss, norm, finite
+def clip_gradients(optimizer, most):
+    """Return the norm of all gradients; scale them to a norm of `most`, if it is less and not 0."""
+    params = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    norm = torch.nn.utils.get_total_norm([p.grad for p in params])
+    if most:
+        torch.nn.utils.clip_grads_with_norm_(params, most, norm)
+    return parallel.full_tensor(norm)

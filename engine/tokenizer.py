@@ -18,7 +18,7 @@ import numpy as np
 import tiktoken
 import tokenizers
 
-from engine.errors import library_errors
+from engine.errors import UserError, library_errors
 from engine.files import list_checkpoints, read_json
 
 END_OF_TEXT = "<|endoftext|>"
@@ -114,13 +114,13 @@ class CharTokenizer(Tokenizer):
     def encode(self, text, allow_special=False):
         """Return the ids of text, an int32 array.
 
-        ValueError names the first character that the tokenizer lacks.
+        UserError names the first character that the tokenizer lacks.
         """
         points = code_points(text)
         ids = self.id_of[points]
         if ids.min(initial=0) < 0:
             where = int(ids.argmin())
-            raise ValueError(
+            raise UserError(
                 f"character {text[where]!r} (U+{points[where]:04X}) at position {where} of "
                 f"{text[:40]!r} is not one of the {self.vocab_size} characters of this "
                 "tokenizer's training text"
@@ -162,7 +162,7 @@ class TiktokenTokenizer(Tokenizer):
     def encode(self, text, allow_special=False):
         """Return the ids of text, a uint32 array.
 
-        allow_special: special tokens are more than their characters. ValueError for a text that
+        allow_special: special tokens are more than their characters. UserError for a text that
         the pattern takes too long for, such as a million spaces before a word.
         """
         allowed = "all" if allow_special else set()
@@ -192,7 +192,7 @@ class HubTokenizer(Tokenizer):
     def __init__(self, content, ends=(), chat=None):
         model = content["model"]
         if model.get("dropout"):
-            raise ValueError("its dropout gives a text other ids each time")
+            raise UserError("its dropout gives a text other ids each time")
         self.tokenizer_json = content
         self.chat = chat
         self.encoding = tokenizers.Tokenizer.from_str(json.dumps(content))
@@ -207,12 +207,12 @@ class HubTokenizer(Tokenizer):
         self.ends = [end for end in ids if end in range(self.vocab_size)]
         for token in content.get("added_tokens", []):
             if self.encoding.token_to_id(token["content"]) != token["id"]:
-                raise ValueError(f"its token {token['content']!r} cannot have the id {token['id']}")
+                raise UserError(f"its token {token['content']!r} cannot have the id {token['id']}")
         self.decoders = decoder_parts(content)
         for kind, part in self.decoders.items():
             space = part.get("pattern", part.get("replacement", SPACE))
             if kind not in DECODERS or space not in (SPACE, {"String": SPACE}):
-                raise ValueError(f"its decoder {part} is not known here")
+                raise UserError(f"its decoder {part} is not known here")
         # A BPE drops what is unknown if it has no token for it, and fails if it lacks this token.
         if "merges" in model and not model.get("unk_token"):
             self.encoding.model.unk_token = "for one of its characters"
@@ -221,7 +221,7 @@ class HubTokenizer(Tokenizer):
     def encode(self, text, allow_special=False):
         """Return the ids of text, a uint32 array, without those that a template adds.
 
-        allow_special: special tokens are more than their characters. ValueError for a character
+        allow_special: special tokens are more than their characters. UserError for a character
         that the tokenizer lacks, if it has no token for what is unknown.
         """
         return np.array(self.encoded(text, allow_special).ids, dtype=np.uint32)
@@ -233,7 +233,7 @@ class HubTokenizer(Tokenizer):
             found = self.encoding.encode(text, add_special_tokens=False)
         if self.known and max(found.ids, default=0) >= self.known:
             token = self.encoding.id_to_token(max(found.ids))
-            raise ValueError(f"the model knows no token {token!r} of its tokenizer: leave it out")
+            raise UserError(f"the model knows no token {token!r} of its tokenizer: leave it out")
         return found
 
     def token_bytes(self, token):
@@ -260,7 +260,7 @@ class HubTokenizer(Tokenizer):
 def with_special_tokens(tokenizer, texts):
     """Return a HubTokenizer that has these special tokens too, with the ids after all others.
 
-    ValueError if its vocabulary has one of them as an ordinary token.
+    UserError if its vocabulary has one of them as an ordinary token.
     """
     content = tokenizer.tokenizer_json
     missing = [text for text in texts if text not in tokenizer.special_tokens]
@@ -349,7 +349,7 @@ def bpe_json(vocabulary, merges=(), special=(), pre_tokenizer=None, decoder=None
 
 
 def tiktoken_encoding(name):
-    """Return one of tiktoken's encodings; ValueError if there is none, or it cannot be loaded."""
+    """Return one of tiktoken's encodings; UserError if there is none, or it cannot be loaded."""
     remedy = (
         ": choose char, byte, bpe:VOCAB, a model's folder, or gpt2 or another of tiktoken, whose "
         "file is downloaded, or in the folder TIKTOKEN_CACHE_DIR"
@@ -364,10 +364,10 @@ def tiktoken_encoding(name):
 def learned_bpe(texts, vocab_size):
     """Return a tokenizer learned from texts: the 256 bytes first and <|endoftext|> last.
 
-    ValueError for an impossible vocab_size.
+    UserError for an impossible vocab_size.
     """
     if not 257 <= vocab_size <= 10**6:
-        raise ValueError(
+        raise UserError(
             f"bpe:{vocab_size}: VOCAB counts 256 bytes, {END_OF_TEXT} and what is learned: "
             "at least 257, at most a million"
         )
@@ -397,7 +397,7 @@ KINDS = {
 
 
 def tokenizer_from_spec(spec):
-    """Return the tokenizer that a specification describes; ValueError if it describes none."""
+    """Return the tokenizer that a specification describes; UserError if it describes none."""
     with library_errors("the tokenizer fails"):
         given = dict(spec)
         return KINDS[given.pop("kind")](**given)
@@ -463,7 +463,7 @@ def published_tokenizer(folder):
         content = gpt2_json(folder)
         about = {"eos_token": END_OF_TEXT} | about
     if not content:
-        raise ValueError("it has no tokenizer.json: which ids stand for which text?")
+        raise UserError("it has no tokenizer.json: which ids stand for which text?")
     named, special = special_tokens_in(about)
     content = with_added_tokens(content, folder, about, special)
     ends = [named.get("eos_token")]
@@ -496,7 +496,7 @@ def special_tokens_in(about):
 
 
 def check_keys(about, tokenizer):
-    """ValueError for a key of tokenizer_config.json that is not known, or that is not done."""
+    """UserError for a key of tokenizer_config.json that is not known, or that is not done."""
     does = {}
     if about.get("add_prefix_space") is not None:
         does["add_prefix_space"] = tokenizer.decode(tokenizer.encode("a")).startswith(" ")
@@ -504,9 +504,9 @@ def check_keys(about, tokenizer):
         does["add_bos_token"] = bool(tokenizer.begin)
     for name, value in about.items():
         if value not in (None, does.get(name, value)):
-            raise ValueError(f"{name}={value!r}: its tokenizer.json does another thing")
+            raise UserError(f"{name}={value!r}: its tokenizer.json does another thing")
         if value and name not in KNOWN and not name.endswith("_token"):
-            raise ValueError(f"{name}={value!r} of its tokenizer_config.json is not known here")
+            raise UserError(f"{name}={value!r} of its tokenizer_config.json is not known here")
 
 
 def text_of(token):
@@ -545,7 +545,7 @@ def with_added_tokens(content, folder, about, special):
 
 
 def chat_template_in(folder, about):
-    """Return the chat template of a published model, or None; ValueError if it has none to take."""
+    """Return the chat template of a published model, or None; UserError if it has none to take."""
     template = about.get("chat_template") or []
     named = {"default": template}
     if not isinstance(template, str):
@@ -555,7 +555,7 @@ def chat_template_in(folder, about):
     if (folder / "chat_template.jinja").exists():
         named["default"] = (folder / "chat_template.jinja").read_text(encoding="utf-8")
     if named and "default" not in named:
-        raise ValueError(f"it has no chat template called default: {', '.join(named)}")
+        raise UserError(f"it has no chat template called default: {', '.join(named)}")
     return named.get("default")
 
 

@@ -99,7 +99,7 @@ def on_words(weights, query, places):
 def measure(model, pairs, numbers):
     """Return the share of right pronouns, and where heads look from the words of RELATIONS.
 
-    ValueError for an English text in which "it" stands for nothing, or may stand for either noun.
+    UserError for an English text in which "it" stands for nothing, or may stand for either noun.
     """
     readings = [ambiguity.Reading(english) for english, _ in pairs]
     places = trials.by_kind([reading.places for reading in readings])

@@ -44,7 +44,7 @@ from pathlib import Path
 import numpy as np
 import torch.nn.functional as F
 
-from engine.errors import at_least, choose
+from engine.errors import UserError, at_least, choose
 from experiments.shared import grammar, labelled, translation, translators, trials
 from experiments.shared.translation import bleu, padded, shifted
 from experiments.shared.translators import MODELS, Shape
@@ -109,7 +109,7 @@ class Settings(trials.Settings, Shape):
         for name in self.models.split(","):
             choose("models", name, MODELS)
         if self.save and Path(self.save).exists():
-            raise ValueError(f"save={self.save} is there already: choose another folder")
+            raise UserError(f"save={self.save} is there already: choose another folder")
 
 
 # ---- Runs
@@ -127,7 +127,7 @@ def load_pairs(config):
     known = {source for source, _ in pairs[tested:]}
     test = [(source, target) for source, target in pairs[:tested] if source not in known]
     if not test:
-        raise ValueError(f"{config.source} has too few sentences to set a tenth aside for the test")
+        raise UserError(f"{config.source} has too few sentences to set a tenth aside for the test")
     return pairs[tested:], test
 
 

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from engine.errors import at_least, escape_control_characters
-from engine.hardware import pick_device
+from engine.errors import UserError, at_least, escape_control_characters
+from engine.generate import Session, next_token
+from engine.machine import pick_device
 from engine.sampling import Sampler, Sampling
-from engine.session import Session, next_token
 from tools.shared.settings import DatasetSettings, run
 
 SHOWN = 3  # of each split
@@ -38,8 +38,8 @@ def main(config):
     folder, model, tokenizer = config.load()
     data = config.load_dataset(folder, tokenizer)
     if not data.masks:
-        raise ValueError(f"dataset {data.name} has no conversations: give another --dataset")
-    data.pack(model.config.block_size)
+        raise UserError(f"dataset {data.name} has no conversations: give another --dataset")
+    data.fit(model, False)
     model = model.to(pick_device(config.device)).eval()
     result = {}
     for split, rows in data.rows.items():

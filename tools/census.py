@@ -25,7 +25,7 @@ TEXTS = 32  # from all over the validation split
 
 
 def main(config):
-    """Print the table; ValueError for what cannot be counted."""
+    """Print the table; UserError for what cannot be counted."""
     folder, model, tokenizer = config.load()
     T = model.config.block_size
     data = config.load_dataset(folder, tokenizer, T)

@@ -32,7 +32,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from engine import dataset
-from engine.errors import at_least
+from engine.errors import UserError, at_least
 from engine.files import atomic_write, read_json, sha256_of
 from engine.settings import read_toml
 from tools.shared import benchmark
@@ -79,7 +79,7 @@ def main(config):
     cases = [(seed, name) for seed in range(config.seeds) for name in changes]
     for seed, name in tqdm(cases, "training", unit="run"):
         if version_of(config) != version:
-            raise ValueError("the code, a preset or the data has changed: start again")
+            raise UserError("the code, a preset or the data has changed: start again")
         path = result_path(config, version, changes[name], seed)
         if not path.exists():
             try:
@@ -110,17 +110,17 @@ def commit():
 
 
 def read_changes(config):
-    """{name: settings}, the baseline first; ValueError for settings that cannot be compared."""
+    """{name: settings}, the baseline first; UserError for settings that cannot be compared."""
     changes = {BASELINE: ""} | (read_toml(config.changes) if config.changes else {})
     changes |= {flags.replace("--", ""): flags for flags in config.change}
     if len(changes) == 1:
-        raise ValueError('nothing to compare: give --change="--key=value" or --changes=FILE.toml')
+        raise UserError('nothing to compare: give --change="--key=value" or --changes=FILE.toml')
     for flags in changes.values():
         for flag in shlex.split(f"{config.flags} {flags}"):
             if flag.startswith(OWN_FLAGS):
-                raise ValueError(f"{flag} is for the comparison to set: leave it out")
+                raise UserError(f"{flag} is for the comparison to set: leave it out")
         if "--dataset" in flags:
-            raise ValueError("losses of different texts do not compare: give --dataset in --flags")
+            raise UserError("losses of different texts do not compare: give --dataset in --flags")
     return changes
 
 
@@ -143,7 +143,7 @@ def result_path(config, version, flags, seed):
 
 
 def train(config, flags, seed):
-    """Run train.py once: its last validation loss and seconds; ValueError if it fails."""
+    """Run train.py once: its last validation loss and seconds; UserError if it fails."""
     words = [config.preset, *shlex.split(f"{config.flags} {flags}")]
     words += [f"--device={config.device}", f"--seed={seed}"]
     with tempfile.TemporaryDirectory() as folder:

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from engine import dataset, preparation
-from engine.errors import at_least
-from engine.hardware import pick_device
+from engine import dataset, prepare
+from engine.errors import UserError, at_least
+from engine.machine import pick_device
 from tools.shared.settings import DatasetSettings, run
 
 
@@ -34,7 +34,7 @@ class EvaluateConfig(DatasetSettings):
     def __post_init__(self):
         at_least(0, self, "stride")
         if self.text and self.dataset:
-            raise ValueError("give --text or --dataset, not both")
+            raise UserError("give --text or --dataset, not both")
 
 
 def main(config):
@@ -43,7 +43,7 @@ def main(config):
     folder, model, tokenizer = config.load()
     tokens, size, source = read_tokens(config, folder, tokenizer)
     if len(tokens) < 2:
-        raise ValueError(f"{source} has {len(tokens)} tokens: at least two are needed")
+        raise UserError(f"{source} has {len(tokens)} tokens: at least two are needed")
 
     total, count = evaluate(model.to(device).eval(), tokens, config.stride)
     loss = total / count
@@ -62,7 +62,7 @@ def read_tokens(config, folder, tokenizer):
     Its first token is not predicted, and its bytes do not count.
     """
     if config.text:
-        text = preparation.read_text(config.text)
+        text = prepare.read_text(config.text)
         tokens = np.array([*tokenizer.begin, *tokenizer.encode(text)], np.int64)
         first = 0 if tokenizer.begin else dataset.count_bytes(tokens[:1], tokenizer)
         return tokens, len(text.encode()) - first, config.text
@@ -79,7 +79,7 @@ def evaluate(model, tokens, stride=0, batch_size=8):
     """Return the sum of losses in nats over ids (T,) but the first, and the number of losses."""
     size = model.config.block_size
     if stride > size:
-        raise ValueError(f"stride={stride} must be at most the model's context of {size} tokens")
+        raise UserError(f"stride={stride} must be at most the model's context of {size} tokens")
     device = model.transformer.wte.weight.device
     total = 0.0
     batches = dataset.sequential_batches(tokens, batch_size, size, stride)

@@ -17,11 +17,12 @@ from typing import Literal
 import torch
 
 from attention import ATTENTION
-from engine import checkpoint, families
+from engine import checkpoint, published
 from engine.chat import ChatTemplate
 from engine.checkpoint import write_safetensors
+from engine.errors import UserError
 from engine.files import atomic_path, shell_path
-from engine.pretrained import WithoutInit
+from engine.published import WithoutInit
 from model import GPT, GPTConfig
 from tools.shared import hugging_face
 from tools.shared.settings import ModelSettings, run
@@ -38,17 +39,17 @@ class ExportConfig(ModelSettings):
 
     def __post_init__(self):
         if not self.to:
-            raise ValueError("--to is missing: which folder is to be written?")
+            raise UserError("--to is missing: which folder is to be written?")
 
 
 def export(config):
     """Write the folder and return its path.
 
-    ValueError for a model that cannot be exported, or a folder that exists.
+    UserError for a model that cannot be exported, or a folder that exists.
     """
     to = Path(config.to)
     if to.exists():
-        raise ValueError(f"--to={to} exists: choose another folder, or remove it")
+        raise UserError(f"--to={to} exists: choose another folder, or remove it")
     folder, model, tokenizer = config.load()
     about, standard_config = standard(model)
     kind = about["model_type"]
@@ -113,7 +114,7 @@ def export_adapter(config, folder, kind, query_rows):
     """Write the adapter in a checkpoint as one of PEFT, for a base of this family."""
     lora = checkpoint.is_ours(folder) and checkpoint.load_config(folder)["lora"]
     if not lora:
-        raise ValueError(f"--adapter: {folder} is no LoRA adapter, leave it out")
+        raise UserError(f"--adapter: {folder} is no LoRA adapter, leave it out")
     matrices = checkpoint.load_tensors(folder, "model.safetensors")
     about, tensors = hugging_face.to_peft(lora, matrices, kind, query_rows)
     write_folder(config, {"adapter_config.json": about}, "adapter_model.safetensors", tensors)
@@ -129,7 +130,7 @@ def write_folder(config, files, weights_file, tensors):
     for name, tensor in tensors.items():
         tensors[name] = tensor.to(getattr(torch, config.dtype))
         if not tensors[name].isfinite().all():
-            raise ValueError(
+            raise UserError(
                 f"{name} has weights too large for {config.dtype}: choose --dtype=bfloat16"
             )
     to = Path(config.to)
@@ -144,14 +145,14 @@ def write_folder(config, files, weights_file, tensors):
 def standard(model):
     """Return (config.json, its GPTConfig) of the family that computes what a model computes.
 
-    ValueError names what differs from the nearest family if none does.
+    UserError names what differs from the nearest family if none does.
     """
     ours = spelled_out(model)
     others = {}
-    for kind in families.FAMILIES:
+    for kind in published.FAMILIES:
         try:
             about = hugging_face.config_json(kind, ours)
-            config = GPTConfig(**families.config_from_hugging_face(about))
+            config = GPTConfig(**published.config_from_hugging_face(about))
         except (ValueError, TypeError):  # for example RoPE's settings where there is no RoPE
             continue
         theirs = spelled_out(without_values(config))
@@ -165,7 +166,7 @@ def standard(model):
         others[kind] = differs
     kind, differs = min(others.items(), key=lambda item: len(item[1]))
     settings = [f"{name}={getattr(model.config, name)} ({differs[name]})" for name in differs]
-    raise ValueError(
+    raise UserError(
         f"no standard family computes this model; nearest is {kind}, in which differ, with its own "
         f"value: {', '.join(settings)}. Train what is to be exported with "
         f"{shell_path('config/llama_small.toml')}, llama_125m.toml or gpt2_124m.toml"

@@ -16,9 +16,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from engine import published
 from engine.checkpoint import save_checkpoint
 from engine.dataset import random_batch
-from engine.errors import library_errors
+from engine.errors import UserError, library_errors
 from engine.tokenizer import create_tokenizer
 from model import GPT
 from tools.shared.settings import run
@@ -37,16 +38,16 @@ class Settings:
 
     def __post_init__(self):
         if len(self.paths) != 2:
-            raise ValueError("give two paths: nanoGPT's ckpt.pt, and the folder to write")
+            raise UserError("give two paths: nanoGPT's ckpt.pt, and the folder to write")
         if self.paths[1].exists():
-            raise ValueError(f"{self.paths[1]} exists: choose another folder, or remove it")
+            raise UserError(f"{self.paths[1]} exists: choose another folder, or remove it")
 
 
 def main(settings):
     """Write the checkpoint, and return its folder."""
     path, out_dir = settings.paths
     args, weights, step, loss = read(path)
-    model = GPT.from_weights(args, weights, path, mlp="gelu")
+    model = published.with_weights(GPT, args, weights, path, mlp="gelu")
     tokenizer = find_tokenizer(settings.text, model, loss)
     folder = save_checkpoint(out_dir, step, model, {}, tokenizer=tokenizer.spec())
     print(f"{folder} written")
@@ -56,7 +57,7 @@ def main(settings):
 def read(path):
     """Return of what nanoGPT's train.py saved: settings of a GPT and its weights, step, loss.
 
-    ValueError for another file. No code in it can run: weights_only reads tensors, plain values.
+    UserError for another file. No code in it can run: weights_only reads tensors, plain values.
     """
     with library_errors(f"{path} is no checkpoint of nanoGPT"):
         saved = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
@@ -69,14 +70,14 @@ def read(path):
             del weights["lm_head.weight"]
         args = saved["model_args"]
         if further := args.keys() - ARGS:
-            raise ValueError(f"model_args has {further}, which it does not know")
+            raise UserError(f"model_args has {further}, which it does not know")
         return args, weights, int(saved["iter_num"]), float(saved["best_val_loss"])
 
 
 def find_tokenizer(path, model, loss):
     """Return the tokenizer of a model: GPT-2's, or that of the characters of its text.
 
-    ValueError if the text has another number of them, or the model on it a larger loss.
+    UserError if the text has another number of them, or the model on it a larger loss.
     """
     size = model.config.vocab_size
     is_gpt2 = size in (50257, 50304)  # as published, and as nanoGPT pads them
@@ -84,7 +85,7 @@ def find_tokenizer(path, model, loss):
         text = path.read_text("utf-8") if path else ""
     tokenizer = create_tokenizer("gpt2" if is_gpt2 else "char", text)
     if not is_gpt2 and tokenizer.vocab_size != size:
-        raise ValueError(
+        raise UserError(
             f"the model has {size} token ids, and --text {tokenizer.vocab_size} characters: give "
             "the text that it was trained on, nanoGPT's input.txt"
         )
@@ -95,16 +96,16 @@ def find_tokenizer(path, model, loss):
 
 @torch.no_grad()
 def check_loss(model, ids, known):
-    """ValueError if the loss on the end of a text, ids (T,), is larger than that of nanoGPT."""
+    """UserError if the loss on the end of a text, ids (T,), is larger than that of nanoGPT."""
     size = model.config.block_size
     ids = ids[len(ids) * 9 // 10 :]
     if len(ids) <= size:
-        raise ValueError("--text is too short for what the model was trained on")
+        raise UserError("--text is too short for what the model was trained on")
     batch = random_batch(ids, TOKENS // size + 1, size, np.random.default_rng(0))
     loss = model(*batch, only_loss=True)[1].item()
     print(f"loss on the end of the text: {loss:.2f}; nanoGPT's validation loss: {known:.2f}")
     if not loss < known + MARGIN:
-        raise ValueError("--text is not what the model was trained on")
+        raise UserError("--text is not what the model was trained on")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.checkpoint import read_metrics
-from engine.errors import choose
+from engine.errors import UserError, choose
 from engine.files import read_json
 from tools.shared.heatmaps import new_figure, plain, save
 from tools.shared.settings import run
@@ -26,11 +26,11 @@ class PlotSettings:
 
     def __post_init__(self):
         if not self.paths:
-            raise ValueError("give measurements (.json), or folders that train.py wrote")
+            raise UserError("give measurements (.json), or folders that train.py wrote")
 
 
 def main(config):
-    """Draw each file, and all folders together; ValueError for what cannot be drawn."""
+    """Draw each file, and all folders together; UserError for what cannot be drawn."""
     folders = [path for path in config.paths if path.is_dir()]
     files = [path for path in config.paths if path not in folders]
     figures = {path.with_suffix(".png"): draw_measurement(path) for path in files}
@@ -60,7 +60,7 @@ def runs(folders):
     for n, folder in enumerate(folders):
         records = read_metrics(folder / "metrics.jsonl").values()
         if not records:
-            raise ValueError(f"{folder} has no metrics.jsonl, or a damaged one: train.py writes it")
+            raise UserError(f"{folder} has no metrics.jsonl, or a damaged one: train.py writes it")
         for panel, key, style in panels:
             known = {r["step"]: r[key] for r in records if r.get(key) is not None}
             label = plain(str(folder)) if key == "val_loss" else None

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.errors import at_least, escape_control_characters
+from engine.errors import UserError, at_least, escape_control_characters
 from engine.sampling import Sampler, Sampling
 from experiments.shared import translation, translators
 from tools.shared.settings import run
@@ -33,7 +33,7 @@ class TranslateConfig:
         at_least(0, self, "temperature")
         at_least(0, self, "seed", most=2**32 - 1)
         if self.temperature and self.beam > 1:
-            raise ValueError(f"beam={self.beam} searches, temperature samples: give one of them")
+            raise UserError(f"beam={self.beam} searches, temperature samples: give one of them")
 
 
 def main(config):

@@ -51,9 +51,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from engine.errors import UserError
 from engine.files import atomic_write, read_json
-from engine.preparation import read_text
-from engine.text import encode_prompt
+from engine.generate import encode_prompt
+from engine.prepare import read_text
 from experiments.shared import translation, translators
 from tools.shared import heatmaps, live
 from tools.shared.inspection import attention_maps
@@ -90,7 +91,7 @@ class VisualizeConfig(ModelSettings):
 
 
 def main(config):
-    """Write the files and return their paths; ValueError for what cannot be shown."""
+    """Write the files and return their paths; UserError for what cannot be shown."""
     if translators.is_translator(config.out_dir) and not config.init_from:
         return show_alignment(config.out_dir, config.text)
     folder, model, tokenizer = config.load()
@@ -152,20 +153,20 @@ def alignments(folder, text):
         vocabulary.check(sentence)
         source, target, weights = translation.alignment(model, vocabulary, sentence, BEAM)
         if weights is None:
-            raise ValueError(f"the translator in {folder} has no attention to show")
+            raise UserError(f"the translator in {folder} has no attention to show")
         weights = rounded(torch.tensor(weights), 3)
         found.append({"source": source, "target": target, "weights": weights})
     return found
 
 
 def check(data, logits):
-    """ValueError if a live page computes other logits (T, vocab_size). It needs node, and passes
+    """UserError if a live page computes other logits (T, vocab_size). It needs node, and passes
     without.
     """
     node = shutil.which("node")
     content = json.dumps(data | {"logits": logits.tolist()}).encode()
     if node and subprocess.run([node, PAGE / "check.js"], input=content).returncode:
-        raise ValueError("tools/page/model.js computes other numbers than this model")
+        raise UserError("tools/page/model.js computes other numbers than this model")
 
 
 def describe(tokenizer, ids, maps, logits):

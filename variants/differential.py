@@ -10,6 +10,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from attention import SelfAttention
+from engine.errors import UserError
 
 
 class DifferentialAttention(SelfAttention):
@@ -22,7 +23,7 @@ class DifferentialAttention(SelfAttention):
     def __init__(self, n_embd, n_head, n_kv_head=None, *, depth, **settings):
         super().__init__(n_embd, n_head, n_kv_head, **settings)
         if self.feature or self.n_kv_head % 2:
-            raise ValueError(
+            raise UserError(
                 "mixer=differential subtracts the maps of two heads: it needs an even n_kv_head, "
                 "and no linear attention"
             )

@@ -10,6 +10,8 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
+from engine.errors import UserError
+
 
 @dataclass(kw_only=True)
 class ExpertsSettings:
@@ -38,7 +40,7 @@ class Experts(nn.Module):
         super().__init__()
         self.count, self.k, self.balance = config.experts, config.experts_per_token, config.balance
         if not 1 <= self.k <= self.count:
-            raise ValueError(f"experts_per_token={self.k} must be 1 to experts={self.count}")
+            raise UserError(f"experts_per_token={self.k} must be 1 to experts={self.count}")
         size = config.mlp_size or 4 * config.n_embd // self.k
         self.router = nn.Linear(config.n_embd, self.count, bias=False)
         self.c_fc = Stack(config, config.n_embd, size, config.n_embd**-0.5)

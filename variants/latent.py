@@ -11,6 +11,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from attention import KVCache, SelfAttention, rotate
+from engine.errors import UserError
 
 
 @dataclass(kw_only=True)
@@ -26,7 +27,7 @@ class LatentAttention(SelfAttention):
     def __init__(self, n_embd, n_head, n_kv_head=None, *, latent_size, **settings):
         super().__init__(n_embd, n_head, n_kv_head, **settings)
         if self.feature or self.qk_norm and [*self.qk_norm.parameters()]:
-            raise ValueError("mixer=latent is for attention=fused, and for qk_norm=True or False")
+            raise UserError("mixer=latent is for attention=fused, and for qk_norm=True or False")
         D, G = self.head_size, self.n_kv_head
         self.halves = [D - D // 2, D // 2]
         self.widths = [n_head * D, latent_size, D // 2]

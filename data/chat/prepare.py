@@ -14,9 +14,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from engine import conversations, preparation, sources
+from engine import conversations, prepare
 from engine.chat import chat_tokenizer
-from engine.errors import one_line_errors
+from engine.errors import UserError, one_line_errors
 from engine.settings import parse_settings
 
 
@@ -37,22 +37,21 @@ class Settings:
 
     def __post_init__(self):
         if not self.input:
-            raise ValueError("--input is missing: which files or folders hold the conversations?")
-        for path in (*self.input, *self.val):
-            path.stat()  # an OSError for one that is not there
-        preparation.check_name(self.name)
+            raise UserError("--input is missing: which files or folders hold the conversations?")
+        prepare.check_exists(*self.input, *self.val)
+        prepare.check_name(self.name)
 
 
-def prepare(settings):
+def main(settings):
     """Write the dataset."""
     source = ", ".join(path.name for path in settings.input)
-    records = sources.read_records(*settings.input, *settings.val)
+    records = prepare.read_records(*settings.input, *settings.val)
     tokenizer = chat_tokenizer(settings.tokenizer, conversations.texts_of(records, settings.ignore))
     conversations.write_conversations(
-        preparation.DATA / settings.name,
+        prepare.DATA / settings.name,
         tokenizer,
-        sources.read_records(*settings.input),
-        sources.read_records(*settings.val) if settings.val else None,
+        prepare.read_records(*settings.input),
+        prepare.read_records(*settings.val) if settings.val else None,
         source,
         settings.skip_damaged,
         settings.ignore,
@@ -61,4 +60,4 @@ def prepare(settings):
 
 if __name__ == "__main__":
     with one_line_errors():
-        prepare(parse_settings(Settings, sys.argv[1:]))
+        main(parse_settings(Settings, sys.argv[1:]))

@@ -14,7 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from engine import sources
+from engine import prepare
 
 if __name__ == "__main__":
-    sources.prepare_hub(Path(__file__).parent, "Skylion007/openwebtext")
+    prepare.prepare_hub(Path(__file__).parent, "Skylion007/openwebtext")

@@ -17,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from engine import sources
+from engine import prepare
 from engine.chat import chat_tokenizer
 from engine.conversations import texts_of, write_conversations
 from engine.errors import one_line_errors
@@ -38,13 +38,13 @@ def first_sentence(node):
 
 def module_name(path):
     """Return the name by which a source file of the standard library is imported."""
-    parts = path.relative_to(sources.LIBRARY).with_suffix("").parts
+    parts = path.relative_to(prepare.LIBRARY).with_suffix("").parts
     return ".".join(part for part in parts if part != "__init__").replace("posixpath", "os.path")
 
 
 def things():
     """Yield what the questions are about: a dict for each public function and class."""
-    for path in sources.library_files():
+    for path in prepare.library_files():
         module = module_name(path)
         parts = module.split(".")
         if parts[0] in LEFT_OUT or any(part.startswith("_") for part in parts):
@@ -71,7 +71,7 @@ def pairs():
     found = {"train": [], "val": [], "wordings": []}
     answers = collections.defaultdict(set)
     for thing in things():
-        split = sources.split_of(thing["module"].partition(".")[0], 0.1)
+        split = prepare.split_of(thing["module"].partition(".")[0], 0.1)
         for kind, wordings in WORDINGS.items():
             if 0 < len(thing[kind]) <= LONGEST:
                 for wording in wordings:
@@ -84,7 +84,7 @@ def pairs():
     return found
 
 
-def prepare():
+def main():
     found = pairs()
     tokenizer = chat_tokenizer("bpe:2048", texts_of(found["train"]))
     source = f"docstrings of Python {platform.python_version()}"
@@ -96,4 +96,4 @@ def prepare():
 
 if __name__ == "__main__":
     with one_line_errors():
-        prepare()
+        main()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from engine import sources
+from engine import prepare
 
 if __name__ == "__main__":
-    sources.prepare_shakespeare(Path(__file__).parent, "gpt2")
+    prepare.prepare_shakespeare(Path(__file__).parent, "gpt2")

@@ -14,14 +14,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from engine import preparation, sources
+from engine import prepare
 from engine.errors import one_line_errors
 
 if __name__ == "__main__":
     with one_line_errors():
         # Each file may declare its encoding.
-        documents = [decode_source(path.read_bytes()) for path in sources.library_files()]
-        preparation.write_dataset(
+        documents = [decode_source(path.read_bytes()) for path in prepare.library_files()]
+        prepare.write_dataset(
             Path(__file__).parent,
             documents,
             "byte",

@@ -21,8 +21,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from engine import preparation, sources
-from engine.errors import one_line_errors
+from engine import prepare
+from engine.errors import UserError, one_line_errors
 from engine.files import shell_path
 from engine.settings import parse_settings
 
@@ -48,8 +48,9 @@ class Settings:
 
     def __post_init__(self):
         if not self.input or Path() in self.input:
-            raise ValueError("--input is missing: which file or folder holds your text?")
-        preparation.check_name(self.name)
+            raise UserError("--input is missing: which file or folder holds your text?")
+        prepare.check_exists(*self.input, *self.val)
+        prepare.check_name(self.name)
 
 
 def files_in(path):
@@ -68,17 +69,17 @@ def files_in(path):
 def find_texts(inputs, encoding):
     """Return {resolved path: path} of the files of text in inputs, in order, and {path: why not}.
 
-    In folders, files that are not text are left out. ValueError if there is no text.
+    In folders, files that are not text are left out. UserError if there is no text.
     """
     found = {}
     left_out = {}
     for path in inputs:
         for file in files_in(path):
             try:
-                if file != path and not sources.kind_of(file):
-                    collections.deque(preparation.read_sections(file, encoding, 2**20), maxlen=0)
+                if file != path and not prepare.kind_of(file):
+                    collections.deque(prepare.read_sections(file, encoding, 2**20), maxlen=0)
                 if not file.stat().st_size:
-                    raise ValueError(f"{file} is empty")
+                    raise UserError(f"{file} is empty")
                 found[file.resolve()] = file
             except ValueError as error:
                 left_out[str(file)] = str(error)
@@ -87,13 +88,13 @@ def find_texts(inputs, encoding):
     if len(left_out) > SHOWN:
         print(f"left out: {len(left_out) - SHOWN} more")
     if inputs and not found:
-        raise ValueError(f"found no text in {', '.join(map(str, inputs))}")
+        raise UserError(f"found no text in {', '.join(map(str, inputs))}")
     return found, left_out
 
 
-def prepare(settings):
+def main(settings):
     """Write the dataset."""
-    folder = preparation.DATA / settings.name
+    folder = prepare.DATA / settings.name
     source = ", ".join(path.name or str(path) for path in settings.input)
     found, left_out = find_texts(settings.input, settings.encoding)
     val, more = find_texts(settings.val, settings.encoding)
@@ -103,24 +104,24 @@ def prepare(settings):
 
     files = [*train, *val]
     about = {"files": [*map(str, files)], "left_out": left_out | more}
-    small = sum(path.stat().st_size for path in files) < preparation.SMALL
-    if small and not any(map(sources.kind_of, files)):
-        text_of = functools.partial(preparation.read_text, encoding=settings.encoding)
-        return preparation.write_dataset(
+    small = sum(path.stat().st_size for path in files) < prepare.SMALL
+    if small and not any(map(prepare.kind_of, files)):
+        text_of = functools.partial(prepare.read_text, encoding=settings.encoding)
+        return prepare.write_dataset(
             folder, map(text_of, train), settings.tokenizer, source, map(text_of, val), **about
         )
-    val_share = 0 if val else 0.1 if small else sources.VAL_SHARE
+    val_share = 0 if val else 0.1 if small else prepare.VAL_SHARE
 
     def read():
         for paths, share in (train, val_share), (val, 1):
-            for text in sources.read_files(paths, settings.column, settings.encoding):
+            for text in prepare.read_files(paths, settings.column, settings.encoding):
                 yield share, text
 
-    sources.write_large_dataset(folder, read, settings.tokenizer, source, **about)
+    prepare.write_large_dataset(folder, read, settings.tokenizer, source, **about)
 
 
 if __name__ == "__main__":
     with one_line_errors():
         settings = parse_settings(Settings, sys.argv[1:])
-        prepare(settings)
+        main(settings)
         print(f'next: python {shell_path("train.py")} --dataset="{settings.name}"')

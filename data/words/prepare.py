@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from engine import preparation
+from engine import prepare
 from engine.errors import one_line_errors
 from engine.tokenizer import HubTokenizer, bpe_json
 
@@ -64,4 +64,4 @@ if __name__ == "__main__":
         sentences = [sentence(rng) for _ in range(SENTENCES)]
         tokenizer = word_tokenizer(sentences)
         source = "a grammar of pronouns"
-        preparation.write_dataset(Path(__file__).parent, sentences, tokenizer, source)
+        prepare.write_dataset(Path(__file__).parent, sentences, tokenizer, source)

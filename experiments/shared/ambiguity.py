@@ -11,6 +11,7 @@ import tomllib
 import torch
 import torch.nn as nn
 
+from engine.errors import UserError
 from engine.files import ROOT
 from experiments.shared import trials
 from experiments.shared.grammar import NOUNS, elide, table
@@ -115,7 +116,7 @@ def words_of(text):
 class Reading:
     """What an English sentence says: its words by their roles, and which noun "it" stands for.
 
-    ValueError for another sentence, and if "it" may stand for neither noun, or for either.
+    UserError for another sentence, and if "it" may stand for neither noun, or for either.
     """
 
     def __init__(self, english):
@@ -123,7 +124,7 @@ class Reading:
         self.reason_first = not found
         found = found or re.fullmatch(f"{REASON} {FACT}", english)
         if not found:
-            raise ValueError(
+            raise UserError(
                 f"{english!r} is not like 'the dog did not cross the street because it was too "
                 "tired', or with its halves exchanged"
             )
@@ -142,7 +143,7 @@ class Reading:
             adjectives = scene["of the subject"] + scene["of the object"]
             if all(known) and self.words["adjective"] in adjectives:
                 return scene
-        raise ValueError(f"{english!r} does not tell what 'it' stands for, in the words known here")
+        raise UserError(f"{english!r} does not tell what 'it' stands for, in the words known here")
 
     def french(self):
         """Return the translation."""

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from engine.errors import UserError
 from experiments.shared.translation import padded
 
 WORDS = 16  # of the longest sentence
@@ -127,7 +128,7 @@ def compose(sentences, number, seed):
     groups = {key: chance.sample(group, len(group)) for key, group in groups.items()}
     for topic in TOPICS:
         if len(groups[topic, True]) < 2:  # some systems leave out tkinter
-            raise ValueError(f"this Python's library says nothing about {topic}: use a full one")
+            raise UserError(f"this Python's library says nothing about {topic}: use a full one")
     splits = []
     for first, size in enumerate((number, number // 4)):
         own = {key: group[first::2] for key, group in groups.items()}

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 from engine import tokenizer
-from engine.errors import library_errors
+from engine.errors import UserError, library_errors
 from engine.sampling import sample_next_token
 from tools.shared.inspection import recording
 
@@ -31,12 +31,12 @@ def read_lines(path):
 def read_pairs(source, target):
     """Return [(sentence, its translation)] from two files with a sentence on each line."""
     if not (source and target):
-        raise ValueError("source and target belong together: give both or none")
+        raise UserError("source and target belong together: give both or none")
     sentences = read_lines(source)
     translations = read_lines(target)
     if len(sentences) != len(translations):
         counts = f"{source} has {len(sentences):,} lines, {target} {len(translations):,}"
-        raise ValueError(f"{counts}: each line of one must be the translation of the other's")
+        raise UserError(f"{counts}: each line of one must be the translation of the other's")
     return [pair for pair in zip(sentences, translations) if all(map(str.strip, pair))]
 
 
@@ -66,14 +66,14 @@ class Vocabulary:
         return [*numbers, END]
 
     def check(self, text):
-        """ValueError for a text without words, or with a word of which a piece is unknown."""
+        """UserError for a text without words, or with a word of which a piece is unknown."""
         words = text.lower().split()
         if not words:
-            raise ValueError('--text is empty: --text="..."')
+            raise UserError('--text is empty: --text="..."')
         for word in words:
             pieces = self.bpe.encode(f" {word}").tolist()
             if not self.numbers.keys() >= {*pieces}:
-                raise ValueError(f"--text: the translator's vocabulary lacks {word!r}")
+                raise UserError(f"--text: the translator's vocabulary lacks {word!r}")
 
     def decode(self, numbers):
         """Return the text of the numbers up to END."""

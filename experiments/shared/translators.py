@@ -16,9 +16,10 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from attention import Additive, CrossAttention, General, dot, masked_fill, present, sinusoidal
 from engine import checkpoint
 from engine.checkpoint import read_safetensors, write_safetensors
-from engine.errors import library_errors
+from engine.errors import UserError, library_errors
 from engine.files import atomic_path, read_json, shell_quote
-from engine.pretrained import check_weights
+from engine.published import check_weights
+from engine.settings import settings_from
 from engine.tokenizer import tokenizer_from_spec
 from experiments.shared.blocks import LookingBlock, packed
 from experiments.shared.translation import Vocabulary
@@ -285,15 +286,15 @@ def save_best(runs, config, vocabulary):
 
 
 def load(folder):
-    """Return the model and the vocabulary of a folder; ValueError if it holds no translator."""
+    """Return the model and the vocabulary of a folder; UserError if it holds no translator."""
     if not is_translator(folder):
         command = f"python -m experiments.translate --save={shell_quote(folder)}"
-        raise ValueError(f"there is no translator in {folder}: train one with {command}")
+        raise UserError(f"there is no translator in {folder}: train one with {command}")
     path = Path(folder, "translator.json")
     content = read_json(path)
     with library_errors(f"cannot load {path}"):
         vocabulary = Vocabulary(tokenizer_from_spec(content["tokenizer"]), content["pieces"])
-        shape = checkpoint.restore_settings(Shape, content["shape"], path)
+        shape = settings_from(Shape, content["shape"], path)
         model = MODELS[content["model"]](len(vocabulary), shape)
     path = path.with_name("model.safetensors")
     expected = dict(model.named_parameters())

@@ -22,10 +22,10 @@ import torch
 from tqdm import tqdm
 
 from engine import dataset
-from engine.errors import at_least, one_line_errors
+from engine.errors import UserError, at_least, one_line_errors
 from engine.files import atomic_write
-from engine.hardware import peak_bytes
-from engine.settings import given_settings
+from engine.machine import peak_bytes
+from engine.settings import parse_settings
 from model import GPT, GPTConfig
 from tools.shared import heatmaps
 from tools.shared.report import format_table, machine_line, machine_report
@@ -60,13 +60,11 @@ def run_script(main, settings=Settings, **defaults):
     Bad input ends the script with one line.
     """
     with one_line_errors():
-        for name, value in defaults.items():
-            setattr(settings, name, value)  # --help tells it
-        given = given_settings(settings, sys.argv[1:])
+        config = parse_settings(settings, sys.argv[1:], settings(**defaults))
         try:
-            main(settings(**defaults | given))
+            main(config)
         except ImportError as error:
-            raise ValueError(f"{error}: pip install -r requirements-dev.txt") from None
+            raise UserError(f"{error}: pip install -r requirements-dev.txt") from None
 
 
 # ---- Running
@@ -85,7 +83,7 @@ def run_jobs(function, jobs):
     """Return [function(*job) for job in jobs]. Each job runs in a process, on one thread.
 
     The numbers do not depend on how many cores there are. The function must stand in a module,
-    where processes find it. ValueError if a process was killed.
+    where processes find it. UserError if a process was killed.
     """
     spawn = multiprocessing.get_context("spawn")  # a fork of a process that has threads may hang
     with ProcessPoolExecutor(torch.get_num_threads(), spawn, begin_worker) as pool:
@@ -93,7 +91,7 @@ def run_jobs(function, jobs):
         try:
             return [*tqdm(results, "runs", len(jobs), leave=False)]
         except BrokenProcessPool:
-            raise ValueError("a run was killed: perhaps the machine lacks memory for it") from None
+            raise UserError("a run was killed: perhaps the machine lacks memory for it") from None
 
 
 @torch.no_grad()

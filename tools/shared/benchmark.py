@@ -13,10 +13,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from types import SimpleNamespace
 
-from engine.errors import at_least, choose
-from engine.families import LLAMA
+from engine.errors import UserError, at_least, choose
 from engine.files import atomic_write, shell_quote
-from engine.hardware import measure_seconds, pick_device
+from engine.machine import measure_seconds, pick_device
+from engine.published import LLAMA
 from engine.settings import read_toml
 from model import MODERN, GPTConfig
 from tools.shared.report import format_table, machine_line, machine_report
@@ -62,7 +62,7 @@ class ShapeSettings(BenchmarkSettings):
             split_shape(word)
         prepared = Path(self.nanogpt, "data/shakespeare_char/meta.pkl")
         if self.nanogpt and not prepared.exists():
-            raise ValueError(
+            raise UserError(
                 f"nanogpt={self.nanogpt}: {prepared} is missing; clone it, run prepare.py"
             )
 
@@ -90,7 +90,7 @@ def split_shape(word):
     name, _, texts = word.partition(":")
     choose("shapes", name, SHAPES)
     if not re.fullmatch("[1-9][0-9]*", texts or "1"):
-        raise ValueError(f"shapes={word}: a number of texts follows the colon, as in {name}:12")
+        raise UserError(f"shapes={word}: a number of texts follows the colon, as in {name}:12")
     return name, int(texts or 1)
 
 
@@ -123,7 +123,7 @@ def ratio(times, others):
 def run_timed(command, cwd=ROOT):
     """Run a command. Returns seconds, and (second, line) of all that it printed.
 
-    ValueError, with the last line of its output, if it fails.
+    UserError, with the last line of its output, if it fails.
     """
     start = time.perf_counter()
     env = os.environ | {"PYTHONUNBUFFERED": "1", "PYTHONUTF8": "1"}
@@ -134,7 +134,7 @@ def run_timed(command, cwd=ROOT):
     if process.returncode:
         printed = [line.strip() for _, line in lines if line.strip()]
         reason = printed[-1] if printed else f"exit code {process.returncode}"
-        raise ValueError(f"{shell_quote(*command)} failed: {reason}")
+        raise UserError(f"{shell_quote(*command)} failed: {reason}")
     return seconds, lines
 
 

@@ -5,17 +5,18 @@ import warnings
 
 import numpy as np
 
+from engine.errors import UserError
 from engine.files import atomic_path
 
 LABEL_LENGTH = 14  # characters
 
 
 def new_figure(width, height):
-    """Return a figure of this size in inches; ValueError if matplotlib is not installed."""
+    """Return a figure of this size in inches; UserError if matplotlib is not installed."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise ValueError("drawing needs matplotlib: pip install matplotlib") from None
+        raise UserError("drawing needs matplotlib: pip install matplotlib") from None
     warnings.filterwarnings("ignore", "Glyph")  # of a letter that the font lacks
     return Figure(figsize=(width, height), layout="constrained")
 

@@ -1,6 +1,6 @@
-"""Our models as those of a published family: what engine/families.py reads, written."""
+"""Our models as those of a published family: what engine/weights reads, written."""
 
-from engine.families import ACTIVATIONS, FAMILIES, LLAMA_3, join_name, oriented, split_name
+from engine.published import ACTIVATIONS, FAMILIES, LLAMA_3, join_name, oriented, split_name
 
 
 def config_json(kind, ours):

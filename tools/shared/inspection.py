@@ -6,6 +6,7 @@ from collections import defaultdict
 import torch
 
 from attention import attention_weights
+from engine.errors import UserError
 from masks import mask_of, positions
 
 FAR = 0.25
@@ -73,7 +74,7 @@ def attention_maps(model, idx):
     with recording(model.eval()) as maps:
         logits, _ = model(idx[None], idx[None])  # with targets, documents stay apart as in training
     if len(maps) != len(model.transformer.h):
-        raise ValueError(
+        raise UserError(
             f"mixer={model.config.mixer} computed {len(maps)} attention maps in "
             f"{len(model.transformer.h)} layers: there must be one in each"
         )

@@ -7,6 +7,7 @@ import re
 import torch
 
 from engine import tokenizer as tokenizers
+from engine.errors import UserError
 from model import GPTConfig
 
 MOST_PARAMETERS = 5_000_000
@@ -34,20 +35,20 @@ TENSOR = (
 
 
 def describe_model(model):
-    """Config, and weights as float16, as a dict for JSON; ValueError for what model.js lacks."""
+    """Config, and weights as float16, as a dict for JSON; UserError for what model.js lacks."""
     config = dataclasses.asdict(model.config)
     if model.num_params() > MOST_PARAMETERS:
-        raise ValueError(f"a live page has no room for {model.num_params():,} parameters")
+        raise UserError(f"a live page has no room for {model.num_params():,} parameters")
     unknown = [name for name, _ in model.named_parameters() if not re.fullmatch(TENSOR, name)]
     for name in config.keys() - FREE.split():
         known = KNOWN.get(name, str(getattr(GPTConfig, name, False))).split()
         if str(config[name]).split(":")[0] not in known:
             unknown.append(f"{name}={config[name]}")
     if unknown:
-        raise ValueError(f"a live page has no {', '.join(unknown)}")
+        raise UserError(f"a live page has no {', '.join(unknown)}")
     halves = torch.cat([p.detach().half().flatten() for p in model.parameters()])
     if not halves.isfinite().all():
-        raise ValueError("a weight is not finite, or too large for float16")
+        raise UserError("a weight is not finite, or too large for float16")
     return {
         "config": config,
         "shapes": [(name, list(p.shape)) for name, p in model.named_parameters()],
@@ -64,7 +65,7 @@ def as_characters(content):
 
 
 def describe_tokenizer(tokenizer):
-    """Its kind, each token's bytes, and how it cuts a text; ValueError as in describe_model."""
+    """Its kind, each token's bytes, and how it cuts a text; UserError as in describe_model."""
     spec = tokenizer.spec()
     pieces = [as_characters(tokenizer.token_bytes(n)) for n in range(tokenizer.vocab_size)]
     found = {"kind": spec["kind"], "begin": [*tokenizer.begin], "tokens": pieces}
@@ -85,4 +86,4 @@ def describe_content(content):
         for pattern in tokenizers.PATTERN, GPT2_PATTERN:
             if cuts == tokenizers.byte_level_json({}, {}, pattern)["pre_tokenizer"]:
                 return {"kind": "bpe", "pattern": pattern, "merges": model["merges"]}
-    raise ValueError(f"a live page cannot cut a text as this tokenizer ({model['type']}) does")
+    raise UserError(f"a live page cannot cut a text as this tokenizer ({model['type']}) does")

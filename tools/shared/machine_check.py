@@ -11,7 +11,7 @@ import platform
 import torch
 
 from attention import ATTENTION, causal, masked_fill, naive, scaled_dot
-from engine.processes import progress_bar
+from engine.parallel import progress_bar
 from masks import VISIBLE, full
 from tools.shared.benchmark import mechanism_examples
 from tools.shared.report import device_name, format_table

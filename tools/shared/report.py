@@ -8,7 +8,7 @@ import sys
 import torch
 
 from engine.files import shell_quote
-from engine.hardware import half_dtype, measure_seconds, peak_flops
+from engine.machine import half_dtype, measure_seconds, peak_flops
 
 # They decide how fast products are.
 CPU_FLAGS = (

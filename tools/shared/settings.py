@@ -3,8 +3,8 @@
 import sys
 from dataclasses import dataclass
 
-from engine import checkpoint, dataset, pretrained
-from engine.errors import one_line_errors
+from engine import checkpoint, dataset, published
+from engine.errors import UserError, one_line_errors
 from engine.settings import parse_settings
 from model import GPT
 
@@ -35,10 +35,10 @@ class ModelSettings:
     """Where the base of a LoRA adapter is, if it was moved alone."""
 
     def load(self):
-        """Return the folder of the model, the GPT and its tokenizer; ValueError without one."""
-        folder = pretrained.folder_in(self)
+        """Return the folder of the model, the GPT and its tokenizer; UserError without one."""
+        folder = published.folder_in(self)
         model = GPT.from_pretrained(folder, base=self.base)
-        return folder, model, pretrained.load_tokenizer(folder, model.config.vocab_size)
+        return folder, model, published.load_tokenizer(folder, model.config.vocab_size)
 
 
 @dataclass
@@ -51,18 +51,18 @@ class DatasetSettings(ModelSettings):
     def load_dataset(self, folder, tokenizer, block_size=1):
         """Return the Dataset for the model in a folder.
 
-        ValueError for other tokens than the model's, and for fewer than block_size.
+        UserError for other tokens than the model's, and for fewer than block_size.
         """
         training = checkpoint.load_config(folder)["training"] if checkpoint.is_ours(folder) else {}
         name = self.dataset or training.get("dataset")
         if not name:
-            raise ValueError("which text? give --dataset=NAME")
-        data = dataset.load_dataset(name, block_size, training.get("data_tokenizer", ""))
+            raise UserError("which text? give --dataset=NAME")
+        data = dataset.load_dataset(name, block_size)
         if not tokenizer.extends(data.tokenizer):
-            raise ValueError(
+            raise UserError(
                 f"dataset {name} has other tokens than {folder}: prepare it with "
                 f"--tokenizer={folder}"
             )
         if data.val.max() >= tokenizer.known:
-            raise ValueError(f"dataset {name} has special tokens that the model in {folder} lacks")
+            raise UserError(f"dataset {name} has special tokens that the model in {folder} lacks")
         return data

@@ -1,14 +1,254 @@
-"""Published models as ours: their config.json, and the names of their tensors.
+"""Models that exist already: a run's, a folder in Hugging Face's layout, or a published name."""
 
-There is one table per family. Each field of a config.json is one of our settings, or has a value
-that is built here, or changes nothing that is computed, as one that is not known but None, False or
-0. Any other field stops the load and is named, so that a model is never silently another one.
-"""
-
+import contextlib
+import itertools
 import re
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
+from torch.overrides import TorchFunctionMode
+
+from engine import checkpoint, lora, tokenizer
+from engine.checkpoint import read_safetensors
+from engine.errors import UserError, library_errors
+from engine.files import read_json, sha256_of, shell_path, shell_quote
+from engine.settings import settings_from
+
+GPT2_NAMES = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")  # 124M to 1.5B parameters
+
+OTHERS = {  # what else a folder may hold, as a pattern -> what to do with it
+    "ckpt.pt": "it is nanoGPT's: make it ours by python -m tools.from_nanogpt",
+    "adapter_*": "it is or has an adapter of PEFT: merge it there into its base "
+    "(merge_and_unload), and give the folder that save_pretrained writes",
+    "pytorch_model*": "pytorch_model.bin is a pickle, which could run any code, and is never "
+    "read: save it as safetensors by transformers (save_pretrained)",
+}
+
+# ---- Finding
+
+
+def folder_of(name, which="latest"):
+    """Return the folder of a model; UserError if there is none.
+
+    name: the folder of a run, of which it is a checkpoint (which: latest, best, step_...); another
+    folder; or a published model, gpt2 or OWNER/NAME, downloaded once to huggingface_hub's cache.
+    """
+    folder = Path(name)
+    if checkpoint.is_ours(folder):
+        return checkpoint.find_checkpoint(folder, which)
+    if which != "latest":
+        raise UserError(f"checkpoint={which}: there are none in {name}")
+    if folder.is_dir():
+        return folder
+    if name in GPT2_NAMES:
+        return download(f"openai-community/{name}")
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", str(name)) and not folder.exists():
+        return download(str(name))
+    raise UserError(
+        f"{str(name)!r} is neither a folder nor a published model: {', '.join(GPT2_NAMES)}, or "
+        "OWNER/NAME"
+    )
+
+
+def folder_in(settings):
+    """Return the folder of the model that settings name: out_dir and checkpoint, or init_from."""
+    if settings.init_from in ("", "resume"):
+        return checkpoint.find_checkpoint(settings.out_dir, settings.checkpoint)
+    return folder_of(settings.init_from, settings.checkpoint)
+
+
+def download(name):
+    """Return the folder in huggingface_hub's cache with a published model, OWNER/NAME."""
+    remedy = ": connect to the internet, or give a folder with config.json and model.safetensors"
+    with library_errors(f"cannot download {name}", remedy):
+        from huggingface_hub import snapshot_download  # it comes with tokenizers
+
+        patterns = ["*.json", "*.jinja", "merges.txt", "model*.safetensors"]
+        return Path(snapshot_download(name, allow_patterns=patterns, ignore_patterns=["*/*"]))
+
+
+# ---- Weights
+
+
+def load_pretrained(folder):
+    """Return a model's config, a dict, and its weights: name -> tensor on the CPU.
+
+    UserError, which names the folder, for what cannot be loaded.
+    """
+    with library_errors(f"{folder} cannot be loaded"):
+        for pattern, remedy in OTHERS.items():
+            has_model = list(folder.glob("model*.safetensors*")) and pattern != "adapter_*"
+            if list(folder.glob(pattern)) and not has_model:
+                raise UserError(remedy)
+        if not (folder / "config.json").exists():
+            raise UserError("it has neither a checkpoint of train.py nor a config.json")
+        theirs = read_json(folder / "config.json")
+        config = config_from_hugging_face(theirs)
+        weights = weights_from_hugging_face(
+            read_tensors(folder), theirs["model_type"], config["tie_weights"]
+        )
+        return config, weights
+
+
+def read_tensors(folder):
+    """Return (name, tensor) pairs of a folder in Hugging Face's layout.
+
+    They are in one file of safetensors, or in several that an index names: as in transformers, an
+    index beside the one file is left over.
+    """
+    index = folder / "model.safetensors.index.json"
+    files = ["model.safetensors"]
+    if index.exists() and not (folder / files[0]).exists():
+        files = sorted(set(read_json(index)["weight_map"].values()))
+    for file in files:
+        if Path(file).name != file or not (folder / file).exists():
+            raise UserError(
+                f"it has no {file}, and other files of weights are not read (or is it of git "
+                "without git lfs, or an interrupted download?)"
+            )
+    return itertools.chain.from_iterable(read_safetensors(folder / file) for file in files)
+
+
+def load_model(GPT, name_or_folder, base="", **changes):
+    """Return the GPT that name_or_folder is, in float32 on the CPU: see GPT.from_pretrained."""
+    folder = folder_of(name_or_folder)
+    if checkpoint.is_ours(folder):
+        return load_checkpoint(GPT, folder, base=base, **changes)
+    return with_weights(GPT, *load_pretrained(folder), folder, base, **changes)
+
+
+def load_checkpoint(GPT, folder, merge=True, base="", **changes):
+    """Return the GPT of one checkpoint; base, changes and errors as in GPT.from_pretrained.
+
+    merge: one of LoRA has its adapter merged into its weights; False: apart, to train on.
+    """
+    saved = checkpoint.load_config(folder)
+    if saved["lora"]:
+        model = load_adapter(GPT, saved, folder, base, **changes)
+        if merge:
+            lora.merge(model)
+        return model
+    weights = checkpoint.load_tensors(folder, "model.safetensors")
+    return with_weights(GPT, saved["model"], weights, folder, base, **changes)
+
+
+def with_weights(GPT, config, weights, source, base="", **changes):
+    """Return a GPT of a config (dict) and weights (name -> tensor), taken without a copy.
+
+    source: their name in errors. base: refused, since only an adapter has one.
+    """
+    if base:
+        raise UserError(f"base={base} is for a LoRA adapter, and {source} is none")
+    config = settings_from(GPT.Config, config | changes, source)
+    with WithoutInit():
+        model = GPT(config)
+    weights = check_weights(dict(model.named_parameters()), weights, source)
+    model.load_state_dict(weights, strict=False, assign=True)
+    model.tie_weights()
+    return model
+
+
+def load_adapter(GPT, saved, folder, base="", **changes):
+    """Return the GPT of a checkpoint that is an adapter, on its base.
+
+    saved: its config.json. UserError if the base has other weights than in training.
+    """
+    adapter = lora.Adapter(**saved["lora"])
+    place = base or adapter.base
+    model = None
+    with contextlib.suppress(UserError):  # it is not there, or damaged
+        model = load_model(GPT, place)
+    if model is None or sha256_of_weights(model) != adapter.sha256:
+        raise UserError(
+            f"{folder} is an adapter, and its base (sha256 {adapter.sha256}) is not {place}, or is "
+            "damaged there: give it by --base=FOLDER"
+        )
+    model.crop_block_size(saved["model"]["block_size"])
+    weights = dict(model.named_parameters())
+    model = with_weights(GPT, saved["model"], weights, folder, **changes)
+    lora.attach(model, adapter)
+    weights = checkpoint.load_tensors(folder, "model.safetensors")
+    weights = check_weights(checkpoint.learned_weights(model), weights, folder)
+    model.load_state_dict(weights, strict=False)
+    return model
+
+
+class WithoutInit(TorchFunctionMode):
+    """Skip torch.nn.init for parameters that will be replaced.
+
+    They need no random numbers, and no memory either, as nothing touches it.
+    """
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if getattr(function, "__module__", "") == "torch.nn.init":
+            return kwargs["tensor"]
+        return function(*args, **kwargs or {})
+
+
+def check_weights(parameters, weights, source):
+    """Return weights (name -> tensor) in float32.
+
+    UserError, which names the source, unless they have the names and shapes of the parameters.
+    """
+    for name in parameters.keys() | weights.keys():
+        here, there = (
+            tuple(found[name].shape) if name in found else "no such tensor"
+            for found in (parameters, weights)
+        )
+        if here != there:
+            raise UserError(
+                f"{source} does not fit this model: {name} is {there} there and {here} here"
+            )
+        weights[name] = weights[name].float()
+    return weights
+
+
+def sha256_of_weights(model):
+    """Return the sha256 of a model's parameters on the CPU, in their order."""
+    return sha256_of(p.detach().numpy() for p in model.parameters())
+
+
+# ---- Tokenizers
+
+
+def load_tokenizer(folder, vocab_size):
+    """Return the tokenizer of a model in a folder from folder_of.
+
+    vocab_size: ids that the model has; the tokenizer may have further special tokens, but not use
+    them. UserError if there is no tokenizer, or one with more ids.
+    """
+    found = tokenizer.tokenizer_from_folder(folder)
+    further = {*range(vocab_size, found.vocab_size)}
+    if not further <= {*found.special_tokens.values()} - {*found.begin}:
+        raise UserError(
+            f"{folder} has {vocab_size:,} token ids, and its tokenizer {found.vocab_size:,}"
+        )
+    found.known = vocab_size
+    return found
+
+
+def check_tokenizer(folder, vocab_size, data):
+    """Return the tokenizer of the model in a folder; a Dataset may have more special tokens.
+
+    UserError if the model was trained on other tokens than those of the Dataset.
+    """
+    found = load_tokenizer(folder, vocab_size)
+    if not data.tokenizer.extends(found):
+        kind = "chat" if data.masks else "text"
+        raise UserError(
+            f"{folder} was trained on other tokens than those of dataset {data.name}: prepare it "
+            f"with {shell_path(f'data/{kind}/prepare.py')} --tokenizer={shell_quote(folder)}"
+        )
+    return found
+
+
+# --------------------------------------------------------------------------------------------------
+# Published models as ours: their config.json, and the names of their tensors.
+#
+# There is one table per family. Each field of a config.json is one of our settings, or has a value
+# that is built here, or changes nothing that is computed, as one that is not known but None, False
+# or 0. Any other field stops the load and is named, so that a model is never silently another one.
 
 # Fields about training, generating, other tasks, text and programs, of all versions of
 # transformers. A family may know one of them.
@@ -176,11 +416,11 @@ def not_standard(config):
 def config_from_hugging_face(config):
     """Return the settings of a GPTConfig, as a dict, for a config.json, a dict.
 
-    ValueError names a field or a value that is not built here.
+    UserError names a field or a value that is not built here.
     """
     kind = config.get("model_type")
     if kind not in FAMILIES:
-        raise ValueError(
+        raise UserError(
             f"model_type={kind!r} is not built here: {', '.join(FAMILIES)} are; a checkpoint of "
             "train.py has a manifest.json"
         )
@@ -195,7 +435,7 @@ def config_from_hugging_face(config):
     nothing = [None, False, {}, all_full]
     for name, value in fields.items():
         if name not in IGNORED.union(family.unused) and value not in nothing:
-            raise ValueError(f"{name}={value!r}: not known here")
+            raise UserError(f"{name}={value!r}: not known here")
     return ours
 
 
@@ -205,16 +445,16 @@ def read_settings(fields, family):
     for field, (name, default) in family.settings.items():
         value = fields.pop(field, default)
         if value is ...:
-            raise ValueError(f"{field} is missing")
+            raise UserError(f"{field} is missing")
         if value is None and (default is None or name in ("n_kv_head", "window")):
             continue  # our default, such as as many key/value heads as heads
         if value is None or value == 0 and value is not False:  # our 0 stands for a default
-            raise ValueError(f"{field}={value!r} is not built here")
+            raise UserError(f"{field}={value!r} is not built here")
         ours[name] = value
     for field, known in family.values.items():
         value = fields.pop(field, known[0])
         if value not in known:
-            raise ValueError(f"{field}={value!r} is not built here, but one of {known}")
+            raise UserError(f"{field}={value!r} is not built here, but one of {known}")
     return ours | family.always
 
 
@@ -231,7 +471,7 @@ def rope_settings(fields, block_size):
         scaling = dict(fields.pop(name, None) or scaling)
     base = scaling.pop("rope_theta", fields.get("rope_theta", 1e4))
     if fields.pop("rope_theta", base) != base:
-        raise ValueError(f"rope_theta has two values, of which one is {base}")
+        raise UserError(f"rope_theta has two values, of which one is {base}")
     ours = {"rope_base": float(base)}
     built = {"rope_type": "default", "partial_rotary_factor": 1}
     kind = scaling.pop("type", "default")  # as older versions call it
@@ -242,7 +482,7 @@ def rope_settings(fields, block_size):
         built |= {"rope_type": "llama3", **LLAMA_3}
     for name in scaling | built:
         if scaling.get(name) != built.get(name):
-            raise ValueError(f"rope_scaling with {name}={scaling.get(name)!r} is not built here")
+            raise UserError(f"rope_scaling with {name}={scaling.get(name)!r} is not built here")
     return ours
 
 
@@ -275,7 +515,7 @@ def oriented(tensor, family, module):
 def weights_from_hugging_face(tensors, family, tie_weights):
     """Return our weights (name -> float32 tensor) for (name, tensor) pairs of a published model.
 
-    ValueError for a tensor that is not known, or a matrix of which a part is missing.
+    UserError for a tensor that is not known, or a matrix of which a part is missing.
     """
     places = {}  # their module -> ours, and which part of it from the top
     for module, parts in FAMILIES[family].tensors.items():
@@ -288,20 +528,20 @@ def weights_from_hugging_face(tensors, family, tie_weights):
             continue
         number, theirs, kind = split_name(name)
         if theirs not in places:
-            raise ValueError(f"it has a tensor {name}, which is not known here")
+            raise UserError(f"it has a tensor {name}, which is not known here")
         module, part, count = places[theirs]
         ours = join_name("transformer.", "h.", number, module, kind)
         parts = incomplete.setdefault(ours, {})
         if ours in weights or part in parts:
-            raise ValueError(f"it has {ours} twice, the second time as {name}")
+            raise UserError(f"it has {ours} twice, the second time as {name}")
         parts[part] = oriented(tensor, family, module)
         if len(parts) == count:  # the others' memory is released before the next is read
             weights[ours] = torch.cat([parts[n] for n in range(count)]).float()
             del incomplete[ours]
     if incomplete:
-        raise ValueError(f"a part of {min(incomplete)} is missing")
+        raise UserError(f"a part of {min(incomplete)} is missing")
     if tie_weights and "lm_head.weight" in weights:
         head = weights.pop("lm_head.weight")
         if not torch.equal(weights.setdefault("transformer.wte.weight", head), head):
-            raise ValueError("its head is another matrix than its embedding, and not tied to it")
+            raise UserError("its head is another matrix than its embedding, and not tied to it")
     return weights

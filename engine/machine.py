@@ -9,6 +9,8 @@ import time
 
 import torch
 
+from engine.errors import UserError
+
 # PyTorch's profiler would write of its own beginning and end in mid-table.
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
@@ -16,13 +18,13 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 def pick_device(name):
     """Return the torch.device of a name; auto: the best of cuda, mps and cpu.
 
-    ValueError for a device that PyTorch does not find.
+    UserError for a device that PyTorch does not find.
     """
     known = ["mps", "cpu"] if torch.backends.mps.is_available() else ["cpu"]
     if torch.cuda.is_available():
         known = ["cuda", *known, *(f"cuda:{n}" for n in range(torch.cuda.device_count()))]
     if name not in ["auto", *known]:
-        raise ValueError(f"device={name} is not available: choose auto, {', '.join(known)}")
+        raise UserError(f"device={name} is not available: choose auto, {', '.join(known)}")
     return torch.device(known[0] if name == "auto" else name)
 
 
@@ -99,7 +101,7 @@ PASSES_WORTH_COMPILING = 2_000
 TOKENS_WORTH_COMPILING = 6_000
 
 
-def worth_compiling(device, count, least):
+def worth_compiling(device, count, least=PASSES_WORTH_COMPILING):
     """Return whether something is computed often enough for torch.compile, which can run here.
 
     count: how often; least: one of the numbers above. A note says that Triton is missing.
@@ -152,14 +154,6 @@ def peak_bytes(function, device):
     events = profiler.profiler.kineto_results.events()
     sizes = [event.nbytes() for event in events if event.name() == "[memory]"]
     return max(itertools.accumulate(sizes, initial=0))
-
-
-def free_bytes(device):
-    """Return the bytes of a CUDA device's memory that nobody holds; 0 for another device."""
-    if device.type != "cuda":
-        return 0
-    torch.cuda.empty_cache()
-    return torch.cuda.mem_get_info(device)[0]
 
 
 def peak_memory(device):

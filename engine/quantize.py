@@ -16,7 +16,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from engine.hardware import half_dtype
+from engine.machine import half_dtype
 
 # FBGEMM's products are here: on x86 with AVX2. PyTorch lists it on ARM too, where they are others.
 HAS_FBGEMM = (

@@ -1,0 +1,253 @@
+"""One process, or several that torchrun has started, which train one model.
+
+ddp: each process holds all of the model (DistributedDataParallel averages the gradients while the
+backward pass still runs). fsdp: each holds some rows of every parameter, of its gradient and of the
+optimizer's state, and has the others' rows of a block only while it computes that block (Zhao et
+al. 2023, arXiv:2304.11277). Such a tensor is PyTorch's DTensor, known here by its methods, because
+importing the class takes a second.
+
+Where a docstring ends with "All processes", each of them must make the call, or the others wait.
+"""
+
+import atexit
+import contextlib
+import gc
+import os
+import signal
+import sys
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from tqdm import tqdm
+
+from engine.errors import UserError
+
+
+def rank():
+    """The number of this process; 0 prints and writes."""
+    return int(os.environ.get("RANK", 0))
+
+
+def world_size():
+    """How many processes there are."""
+    return int(os.environ.get("WORLD_SIZE", 1))
+
+
+def print0(text):
+    """Print above the progress bars, in the first process only."""
+    if rank() == 0:
+        tqdm.write(text)
+
+
+def progress_bar(*args, **settings):
+    """tqdm in the first process only, with fewer lines in a log file."""
+    every = 0.1 if sys.stderr.isatty() else 10
+    return tqdm(*args, leave=False, disable=rank() > 0, mininterval=every, **settings)
+
+
+def start(device):
+    """Join the other processes, if there are any; return this process's own device."""
+    if world_size() > 1 and not dist.is_initialized():
+        if device.type == "cuda":
+            device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+            torch.cuda.set_device(device)
+        dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+        atexit.register(leave)  # after an error too, or gloo's threads may abort
+    return device
+
+
+def leave():
+    """Leave the process group. Its users are collected first, so that gloo's threads end first."""
+    gc.collect()
+    dist.destroy_process_group()
+
+
+# ---- What all processes know
+
+
+def all_gather(value):
+    """Return a list of the values of all processes, by their rank. All processes."""
+    values = [value] * world_size()
+    if world_size() > 1:
+        dist.all_gather_object(values, value)
+    return values
+
+
+def compare(**facts):
+    """UserError unless these facts are the same in all processes. All processes."""
+    for n, other in enumerate(all_gather(facts)):
+        for name, value in facts.items():
+            if other[name] != value:
+                raise UserError(
+                    f"{name} is {value} in rank {rank()}, but {other[name]} in rank {n}"
+                )
+
+
+def all_reduce(tensor, op=dist.ReduceOp.SUM):
+    """The sum of a tensor over all processes, or another reduction, in place. All processes."""
+    if world_size() > 1:
+        dist.all_reduce(tensor, op)
+    return tensor
+
+
+def mean(tensor):
+    """The mean of a tensor over all processes, as a number. All processes."""
+    return (all_reduce(tensor.clone()) / world_size()).item()
+
+
+def agree(signals):
+    """Return the number of a signal that any process has noted, or 0. All processes.
+
+    signals: the list from noted_signals, which gets what another process has noted.
+    """
+    number = int(all_reduce(torch.tensor(signals[0] if signals else 0), dist.ReduceOp.MAX))
+    if number and not signals:
+        signals.append(number)
+    return number
+
+
+# ---- A model of several processes
+
+
+def parallelize(model, device, parallel, compiled):
+    """Bring a GPT to this process's device; return what computes its training passes.
+
+    That is the GPT, or DistributedDataParallel of it. Each process has made the same GPT. Make the
+    optimizer afterwards, since fsdp replaces the parameters. All processes.
+    """
+    if compiled:
+        from torch._dynamo import config  # here, since it takes seconds
+
+        # Modules may keep an auxiliary loss of a block that is computed again.
+        config.skip_fwd_side_effects_in_bwd_under_checkpoint = True
+        # Else the second shape, an evaluation's, would be compiled for any, and slower.
+        config.automatic_dynamic_shapes = False
+    if world_size() > 1 and parallel == "fsdp":
+        apply_fsdp(model, device, compiled)
+        return model
+    trained = model.to(device)
+    if world_size() > 1:
+        trained = DistributedDataParallel(
+            model, broadcast_buffers=False, gradient_as_bucket_view=True
+        )
+        # After its first backward pass it groups the gradients anew, and then three processes or
+        # more add them in another order. Done before the run, a resumed one adds as the other.
+        token = torch.zeros(1, 1, dtype=torch.long, device=device)
+        trained(token, token, only_loss=True)[1].backward()
+        model.take_auxiliary()
+        model.zero_grad()
+    if compiled:
+        model.compile()
+    return trained
+
+
+def apply_fsdp(model, device, compiled):
+    """Keep this process's own rows of a model alone. All processes."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard  # here, since it takes a second
+
+    mesh = init_device_mesh(device.type, (world_size(),))
+    for block in model.transformer.h:
+        if compiled:
+            block.compile()
+        fully_shard(block, mesh=mesh)  # moves its rows to the device: none ever holds all blocks
+    # Embeddings and head are shards again after a forward pass too, for example an evaluation's.
+    fully_shard(model, mesh=mesh, reshard_after_forward=True)
+
+
+# ---- Tensors in shards
+
+
+def local_tensor(tensor):
+    """Return this process's rows of a tensor, or all of it, to be changed in place."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def full_tensor(tensor):
+    """Return all rows of a tensor. All processes."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def shard_of(tensor, values):
+    """Return the rows of `values` (rows, ...) that this process holds of a tensor."""
+    if not hasattr(tensor, "to_local"):
+        return values
+    most = -(-len(values) // world_size())  # fsdp cuts as torch.chunk does
+    return values[rank() * most :][:most]
+
+
+def gather(tensors):
+    """Return {name: whole tensor} of {name: tensor}. All processes.
+
+    Those in shards are on the CPU of the first process, and None in the others. One tensor after
+    another is gathered, so that the device need not hold all of them.
+    """
+    whole = {}
+    for name, tensor in tensors.items():
+        if hasattr(tensor, "full_tensor"):
+            tensor = tensor.detach().full_tensor()
+            # A copy: it may end in padding.
+            tensor = tensor.to("cpu", copy=True) if rank() == 0 else None
+        whole[name] = tensor
+    return whole
+
+
+def matrix_owners(params):
+    """Yield lists of (p, target, gradient) that this process updates, by adding to target.
+
+    Once the next one is asked for, all processes have all updates. The matrices are dealt out by
+    size, so that each process has as much to do. In one process, and with ddp, a matrix is its own
+    target, and all are in one list. With fsdp its owner gets all rows of the gradient, and sends
+    the update to the others: one matrix at a time, since it is whole. All processes.
+    """
+    if world_size() == 1:
+        yield [(p, p, p.grad) for p in params]
+        return
+    by_size = sorted(params, key=lambda p: -p.numel())
+    in_shards = hasattr(params[0], "to_local")
+    many = world_size() if in_shards else len(by_size)
+    for first in range(0, len(by_size), many):
+        some = by_size[first : first + many]
+        gradients = [full_tensor(p.grad) for p in some]
+        targets = [torch.zeros_like(gradient) for gradient in gradients] if in_shards else some
+        yield [*zip(some, targets, gradients)][rank() :: world_size()]
+        works = [
+            dist.broadcast(target.detach(), n % world_size(), async_op=True)
+            for n, target in enumerate(targets)
+        ]
+        for p, target, work in zip(some, targets, works):
+            work.wait()
+            if in_shards:
+                local_tensor(p).add_(shard_of(p, target))
+
+
+# ---- Signals
+
+
+@contextlib.contextmanager
+def noted_signals():
+    """Within, Ctrl-C, SIGTERM and SIGHUP are noted in the list that this gives.
+
+    The run then ends by itself: it finishes the step and saves, so that a preempted job loses
+    nothing (Slurm sends SIGTERM before it kills: `#SBATCH --signal=TERM@120`). Ctrl-C a second time
+    ends at once, but under torchrun, which repeats it.
+    """
+    noted = []
+
+    def note(number, frame):
+        if noted and number == signal.SIGINT and world_size() == 1:
+            raise KeyboardInterrupt
+        noted.append(number)
+
+    known = [getattr(signal, name, None) for name in ("SIGINT", "SIGTERM", "SIGHUP")]
+    # One that is ignored stays so, as under nohup; Windows lacks some.
+    before = {number: signal.getsignal(number) for number in known if number}
+    before = {number: then for number, then in before.items() if then != signal.SIG_IGN}
+    for number in before:
+        signal.signal(number, note)
+    try:
+        yield noted
+    finally:
+        for number, then in before.items():
+            signal.signal(number, then)
