@@ -28,7 +28,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch  # noqa: E402
 
-from engine import checkpoint, dataset, hardware  # noqa: E402
+from engine import checkpoint, machine, prepare  # noqa: E402
 from engine.files import list_checkpoints, read_json, sha256_of_file, step_of  # noqa: E402
 from model import GPT, GPTConfig  # noqa: E402
 from train import TrainConfig, train  # noqa: E402
@@ -43,8 +43,8 @@ hypothesis.settings.load_profile("lookback")
 CPU = torch.device("cpu")
 parametrize = pytest.mark.parametrize
 # The processor's speed is measured once, and forks know it: it takes longer than a small run.
-hardware.peak_flops = functools.cache(hardware.peak_flops)
-hardware.peak_flops(CPU, torch.float32)
+machine.peak_flops = functools.cache(machine.peak_flops)
+machine.peak_flops(CPU, torch.float32)
 
 ROOT = Path(__file__).parents[1]
 SHARED = ROOT.parent / "shared" / "data"
@@ -83,7 +83,7 @@ def gpt2_files(monkeypatch):
 @pytest.fixture
 def poem(tmp_path):
     """A dataset of a few thousand characters, as the folder to give to --dataset."""
-    dataset.write_dataset(tmp_path / "poem", [POEM * 30], "char", "a poem")
+    prepare.write_dataset(tmp_path / "poem", [POEM * 30], "char", "a poem")
     return str(tmp_path / "poem")
 
 
@@ -365,7 +365,7 @@ def steps(out_dir):
 
 
 def weights(out_dir):
-    return dict(GPT.from_checkpoint(newest(out_dir)).named_parameters())
+    return dict(GPT.from_pretrained(newest(out_dir)).named_parameters())
 
 
 def save(out_dir, model, step=1, encoding=None, **training):
@@ -505,7 +505,7 @@ def small_experiment(monkeypatch, tmp_path):
     monkeypatch.setattr(trials, "run_jobs", run_jobs)
     # One that measures two threads would leave them to all tests after it.
     monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)
-    dataset.write_dataset(tmp_path / "poem", [POEM * 30], "byte", "a poem")
+    prepare.write_dataset(tmp_path / "poem", [POEM * 30], "byte", "a poem")
     monkeypatch.setattr(trials, "DATASET", str(tmp_path / "poem"))
     return run_main
 

@@ -22,12 +22,9 @@ from attention import (
     sliding_window,
     strided,
 )
-from engine import quantization
-from engine.compiled import CompiledStep
-from engine.generation import stream
+from engine.generate import CompiledStep, Session, stream
 from engine.optimizer import make_optimizer, training_step
 from engine.sampling import Sampler, Sampling
-from engine.session import Session
 from model import GPT, MODERN, GPTConfig
 from tools.shared import machine_check
 from train import TrainConfig, make_trainer
@@ -182,7 +179,7 @@ def test_a_decoding_step_is_one_cuda_graph(case, monkeypatch):
     monkeypatch.setattr("torch._inductor.config.triton.cudagraph_or_error", True)
     torch._dynamo.reset()
     model = model_of(**MODELS[name]).eval()
-    model = quantization.prepare_for_inference(model, torch.float32, quantize)
+    model = quantize.prepare_for_inference(model, torch.float32, quantize)
     step = CompiledStep()
     for length, count in ((9, 60), (30, 40)):
         prompts = torch.randint(300, (int(rows), length), device=CUDA)

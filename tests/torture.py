@@ -30,10 +30,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 WORK = Path(tempfile.mkdtemp(prefix="torture-"))
 os.environ |= {"HF_HOME": str(WORK / "hub"), "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
 
-from engine import preparation  # noqa: E402
+from engine import prepare  # noqa: E402
 
 # Before conftest's server is forked: prepare.py writes there.
-CASE = preparation.DATA = WORK / "case"
+CASE = prepare.DATA = WORK / "case"
 
 import matplotlib.pyplot  # noqa: E402, F401
 import pyarrow.parquet  # noqa: E402  (here, or each fork would take seconds for it)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from conftest import CPU, parametrize
 
-from engine import hardware
+from engine import machine
 from engine.errors import one_line_message
 from tools.shared import report
 
@@ -32,7 +32,7 @@ def test_the_table_of_peaks(name, dtype, capability, peak, monkeypatch):
     monkeypatch.setattr(torch, "full", None)  # it would be measured
     with contextlib.nullcontext() if peak else pytest.raises(TypeError):
         # Without the cache of conftest.
-        assert hardware.peak_flops.__wrapped__(CUDA, dtype) == peak
+        assert machine.peak_flops.__wrapped__(CUDA, dtype) == peak
 
 
 @parametrize(
@@ -46,8 +46,8 @@ def test_the_table_of_peaks(name, dtype, capability, peak, monkeypatch):
 def test_the_dtype_follows_from_the_processor(flags, width, expected, monkeypatch):
     """Catches a dtype that a busy moment decides: the same command computes the same each time."""
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: dict.fromkeys(flags.split(), True))
-    monkeypatch.setattr(hardware.time, "perf_counter", None)
-    assert hardware.best_dtype(CPU, width) == expected
+    monkeypatch.setattr(machine.time, "perf_counter", None)
+    assert machine.best_dtype(CPU, width) == expected
 
 
 @parametrize(
@@ -59,7 +59,7 @@ def test_half_precision_is_never_emulated(capability, hip, expected, monkeypatch
     device = torch.device("cuda:1")
     monkeypatch.setattr(torch.version, "hip", hip)
     monkeypatch.setattr(torch.cuda, "get_device_capability", {device: capability}.get)
-    assert hardware.half_dtype(device) == hardware.best_dtype(device, 64) == expected
+    assert machine.half_dtype(device) == machine.best_dtype(device, 64) == expected
 
 
 def test_the_processor_of_any_system(monkeypatch):
@@ -78,7 +78,7 @@ def test_memory(monkeypatch):
     monkeypatch.setattr(torch.mps, "empty_cache", list)
     monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: sum(pool))
     mps = torch.device("mps")
-    assert hardware.peak_bytes(lambda: pool.append(30), mps) == 30
+    assert machine.peak_bytes(lambda: pool.append(30), mps) == 30
 
 
 @parametrize(
@@ -93,8 +93,8 @@ def test_memory(monkeypatch):
 def test_when_compiling_pays(count, capability, triton, pays, monkeypatch, capsys):
     """Catches a minute of compiling for a run of seconds, a long run without it, or no Triton."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    monkeypatch.setattr(hardware.importlib.util, "find_spec", {"triton": triton}.get)
-    assert hardware.worth_compiling(CUDA, count, 2_000) == pays
+    monkeypatch.setattr(machine.importlib.util, "find_spec", {"triton": triton}.get)
+    assert machine.worth_compiling(CUDA, count, 2_000) == pays
     # A short run has no use for it.
     assert ("pip install triton" in capsys.readouterr().err) == (count == 2_000 and not triton)
 
@@ -123,7 +123,7 @@ def test_peak_bytes(capfd):
         del x
         torch.zeros(3000)
 
-    assert 12_000 <= hardware.peak_bytes(call, CPU) < 13_000
+    assert 12_000 <= machine.peak_bytes(call, CPU) < 13_000
     assert not capfd.readouterr().err
 
 
@@ -136,5 +136,5 @@ def test_threads(before, variable, expected, monkeypatch):
         monkeypatch.setenv("OMP_NUM_THREADS", variable)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
     monkeypatch.setattr(torch, "set_num_threads", found.append)
-    hardware.set_threads(before)
+    machine.set_threads(before)
     assert found == expected

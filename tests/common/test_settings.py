@@ -11,7 +11,7 @@ import torch
 from conftest import CPU, ROOT, parametrize, refused, run
 
 from engine.errors import one_line_errors
-from engine.hardware import pick_device
+from engine.machine import pick_device
 from engine.settings import given_settings, parse_settings
 from engine.tokenizer import padded_vocab_size
 from model import GPT

@@ -8,12 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mechanisms import ids, random_model
 
-from engine import quantization
-from engine.compiled import CompiledStep, compile_step, decode_and_sample
-from engine.generation import stream
-from engine.quantization import prepare_for_inference
+from engine.generate import CompiledStep, Session, compile_step, decode_and_sample, stream
+from engine.quantize import prepare_for_inference
 from engine.sampling import Sampler, Sampling, sample_next_token
-from engine.session import Session
 from model import GPT, MODERN
 
 SHAPES = {

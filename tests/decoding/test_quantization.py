@@ -7,13 +7,13 @@ import torch.nn as nn
 from conftest import parametrize
 from mechanisms import ids, new_model, random_model
 
-from engine import quantization
-from engine.quantization import best_dtype, prepare_for_inference
+from engine import quantize
+from engine.quantize import best_dtype, prepare_for_inference
 from model import MODERN
 
-LAYERS = [(quantization.Int8, 2**-6)]  # a Linear's replacement, its weights' relative error
-if quantization.HAS_FBGEMM:
-    LAYERS += [(quantization.Half, 2**-11)]
+LAYERS = [(quantize.Int8, 2**-6)]  # a Linear's replacement, its weights' relative error
+if quantize.HAS_FBGEMM:
+    LAYERS += [(quantize.Half, 2**-11)]
 
 
 @parametrize("kind, error", LAYERS)
@@ -39,7 +39,7 @@ def test_products(kind, error, inputs, outputs, bias):
 )
 def test_int8_on_a_gpu(dtype, tolerance):
     """Catches weights whose scale is rounded with them, and sums too large for float16."""
-    layer = quantization.Int8(nn.Linear(700, 50).requires_grad_(False))
+    layer = quantize.Int8(nn.Linear(700, 50).requires_grad_(False))
     x = 500 * torch.randn(9, 700).to(dtype)
     kept = layer.weight.double() * layer.scale[:, None]
     exact = x.double() @ kept.mT + layer.bias
@@ -47,7 +47,7 @@ def test_int8_on_a_gpu(dtype, tolerance):
     assert y.dtype == dtype and (y - exact).norm() < tolerance * exact.norm()
 
 
-@parametrize("fbgemm", [False, quantization.HAS_FBGEMM])
+@parametrize("fbgemm", [False, quantize.HAS_FBGEMM])
 @parametrize(
     "dtype, quantize, tolerance",
     [
@@ -68,8 +68,8 @@ def test_a_prepared_model(dtype, quantize, tolerance, fbgemm, monkeypatch):
     expected = model(idx, idx)[0].softmax(-1)
     assert (fast(idx, idx)[0].float().softmax(-1) - expected).abs().max() < tolerance
     # Either all Linears are replaced and the rest stays float32, or the whole model is converted.
-    kept = quantization.linears_of(fast)
-    assert len(kept) in (0, len(quantization.linears_of(model)))
+    kept = quantize.linears_of(fast)
+    assert len(kept) in (0, len(quantize.linears_of(model)))
     assert fast.transformer.wte.weight.dtype == (dtype if kept else torch.float32)
 
 
@@ -78,4 +78,4 @@ def test_the_dtype_that_suits_a_model(monkeypatch):
     model = new_model()
     assert best_dtype(model) == "float32"
     monkeypatch.setattr(quantization, "CACHE_BYTES", 0)
-    assert best_dtype(model) == ("float16" if quantization.HAS_FBGEMM else "float32")
+    assert best_dtype(model) == ("float16" if quantize.HAS_FBGEMM else "float32")

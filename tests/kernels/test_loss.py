@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from mechanisms import assert_same
 
 from engine import loss
-from engine.hardware import peak_bytes
 from engine.loss import linear_cross_entropy
+from engine.machine import peak_bytes
 
 
 def loss_and_gradients(function, x, weight, targets):

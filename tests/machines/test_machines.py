@@ -71,6 +71,6 @@ def test_quotes_of_windows(monkeypatch):
 @parametrize("name", PROCESSORS)
 def test_products_of_another_processor(name):
     """Catches a product, or a test of it, that only a processor with AVX512 passes."""
-    command = "-m pytest -n0 -p no:cacheprovider tests/decoding/test_quantization.py".split()
+    command = "-m pytest -n0 -p no:cacheprovider tests/decoding/test_quantize.py".split()
     found = run(*command, **PROCESSORS[name])
     assert found.returncode == 0, found.stdout

@@ -30,7 +30,7 @@ from attention import (
     visible_tiles,
 )
 from engine import linear_attention, sdpa
-from engine.hardware import peak_bytes
+from engine.machine import peak_bytes
 from masks import (
     both,
     causal,

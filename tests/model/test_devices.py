@@ -16,10 +16,10 @@ from mechanisms import MECHANISMS, SMALL, NoWaiting
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from engine.generate import decode_one_token, prefill
 from engine.optimizer import make_optimizer, training_step
-from engine.pretrained import WithoutInit
+from engine.published import WithoutInit
 from engine.sampling import Sampling, sample_next_token
-from engine.session import decode_one_token, prefill
 from engine.settings import parse_settings
 from model import GPT, MODERN, GPTConfig
 from train import TrainConfig

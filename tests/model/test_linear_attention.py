@@ -5,7 +5,7 @@ from conftest import CPU, parametrize, refused
 from mechanisms import qkv
 
 from attention import FEATURE, CausalSelfAttention, elu1, linear, linear_step
-from engine.hardware import peak_bytes
+from engine.machine import peak_bytes
 from model import RMSNorm
 from variants.performer import positive_random_features
 

@@ -12,7 +12,7 @@ from mechanisms import MECHANISMS, assert_same, ids
 from torch.utils.flop_counter import FlopCounterMode
 
 from attention import ATTENTION, SelfAttention
-from engine.batches import with_positions
+from engine.dataset import with_positions
 from engine.settings import parse_settings
 from model import GPT, MODERN, GPTConfig
 from train import TrainConfig

@@ -22,11 +22,10 @@ import attention
 import masks
 import model
 from attention import ATTENTION, FEATURE, NORMALIZE, SCORE, attention_weights, masked_fill, naive
-from engine.compiled import CompiledStep, decode_and_sample
+from engine.generate import CompiledStep, Session, decode_and_sample, next_token
 from engine.optimizer import make_optimizer
-from engine.quantization import prepare_for_inference
+from engine.quantize import prepare_for_inference
 from engine.sampling import Sampler, Sampling
-from engine.session import Session, next_token
 from masks import positions, predicate
 from model import GPT, MIXER, MLP, NORM, POSITION, GPTConfig
 from train import TrainConfig
@@ -64,7 +63,7 @@ def test_a_mechanism_in_a_model(mechanism, tmp_path):
     assert model.state_dict().keys() <= {"lm_head.weight", *dict(model.named_parameters())}
     for T in 16, 8:
         model.crop_block_size(T)
-        again = GPT.from_checkpoint(save(tmp_path, model, T)).eval()
+        again = GPT.from_pretrained(save(tmp_path, model, T)).eval()
         assert again.config == model.config
         logits, _ = again(idx[:, :T], idx[:, :T])
         assert_same([logits.double()], [whole[:, :T]], error=1e-2)

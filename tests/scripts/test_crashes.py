@@ -18,7 +18,7 @@ def test_damaged_checkpoints(tmp_path, name, seed):
     good = (folder / name).read_bytes()
     (folder / name).write_bytes(damaged(random.Random(seed), good))
     with refused(name):
-        GPT.from_checkpoint(folder)
+        GPT.from_pretrained(folder)
         checkpoint.load_trainer(folder)
 
 
@@ -33,7 +33,7 @@ def test_a_hostile_manifest(tmp_path, content):
     folder = save(tmp_path, tiny())
     (folder / "manifest.json").write_bytes(content)
     with refused("config.json is missing or damaged"):
-        GPT.from_checkpoint(folder)
+        GPT.from_pretrained(folder)
 
 
 def test_a_hostile_optimizer(poem_here):

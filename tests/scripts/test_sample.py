@@ -27,11 +27,9 @@ from conftest import (
     tiny,
 )
 
-from engine import dataset, generation, pretrained
-from engine.compiled import CompiledStep, decode_and_sample
-from engine.generation import Generator, Meter
+from engine import generation, pretrained
+from engine.generate import CompiledStep, Generator, Meter, Printer, Text, decode_and_sample
 from engine.settings import parse_settings
-from engine.text import Printer, Text
 from engine.tokenizer import Tokenizer
 from model import GPT
 from sample import SampleConfig, sample
@@ -46,7 +44,7 @@ def trained(tmp_path_factory):
     about 30.
     """
     folder = tmp_path_factory.mktemp("trained")
-    dataset.write_dataset(folder / "data", [POEM * 30], "char", "a text")
+    prepare.write_dataset(folder / "data", [POEM * 30], "char", "a text")
     paths = dict(dataset=str(folder / "data"), out_dir=str(folder / "out"))
     shape = dict(block_size=32, n_embd=32, vocab_size=64)
     train(configure(**paths, **shape, batch_size=8, max_iters=300, learning_rate=1e-2))
@@ -117,7 +115,7 @@ def test_json_lines(written, trained):
     """Catches log-probabilities of another token or distribution, and another token's text."""
     line = json.loads(written(start="Tyger", json=True, max_new_tokens=9, top_k=3, temperature=2.0))
     tokenizer = pretrained.load_tokenizer(newest(trained), 64)
-    model = GPT.from_checkpoint(newest(trained)).eval()
+    model = GPT.from_pretrained(newest(trained)).eval()
     idx = torch.tensor([tokenizer.encode("Tyger").tolist() + line["tokens"]])
     logits = model(idx, idx)[0][0, 4:-1, : tokenizer.vocab_size]
     expected = logits.log_softmax(-1).gather(1, idx[0, 5:, None])[:, 0]

@@ -28,7 +28,7 @@ from mechanisms import ADDED, NoWaiting
 
 import model
 from engine import checkpoint, dataset, hardware, sharding, trainer
-from engine.batches import TRAIN, validation_loss
+from engine.dataset import TRAIN, validation_loss
 from engine.files import list_checkpoints, step_of
 from model import GPT, GPTConfig
 from train import TrainConfig, make_trainer, settings, train
@@ -104,7 +104,7 @@ def test_speed_of_a_fake_clock(monkeypatch):
     monkeypatch.setattr(trainer.time, "perf_counter", lambda: float(next(ticks)))
     monkeypatch.setattr(hardware, "peak_flops", lambda device, dtype: 1e9)
     fit(max_iters=6, log_interval=3, eval_interval=6, eval_iters=1)
-    flops = GPT.from_checkpoint(newest("out")).flops_per_token()
+    flops = GPT.from_pretrained(newest("out")).flops_per_token()
     tokens = 3 * 4 * 16
     for record in metrics("out"):
         assert record["tokens_per_s"] == tokens
@@ -126,7 +126,7 @@ def test_activation_checkpointing():
     for recompute in False, True:
         shape = dict(n_layer=4, n_embd=32, batch_size=16, mlp="experts")
         made = make_trainer(configure(**shape, activation_checkpointing=recompute))
-        taken.append(hardware.peak_bytes(made.try_step, CPU))
+        taken.append(machine.peak_bytes(made.try_step, CPU))
         copy.deepcopy(made.model)
     assert taken[1] < 0.8 * taken[0]
 
@@ -287,7 +287,7 @@ def test_validation_is_on_the_validation_split_without_dropout(tmp_path, monkeyp
     def times():
         return {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
 
-    dataset.write_dataset("halves", ["ab" * 450], "char", "two halves", val=["cd" * 50])
+    prepare.write_dataset("halves", ["ab" * 450], "char", "two halves", val=["cd" * 50])
     extra = dict(dataset="halves", dropout=0.3, learning_rate=1e-2, eval_iters=3)
     last = fit(**extra, max_iters=60)
     assert last["train_loss"] < 0.7 < 1.5 < last["val_loss"]
@@ -363,19 +363,19 @@ def test_tokens_of_another_tokenizer():
     """Catches ids that mean one character in the data and another in the checkpoint."""
     fit(max_iters=2, vocab_size=64)
     text = ["another text with other characters " * 30]
-    dataset.write_dataset("other", text, "char", "other")
+    prepare.write_dataset("other", text, "char", "other")
     for init_from in "resume", "out":
         other = dict(dataset="other", init_from=init_from, vocab_size=64)
         with refused(f"other tokens .* --tokenizer={newest('out')}"):
             fit(**other)
-    dataset.write_dataset("other", ["Could tyger frame thy" * 30], "out", "other")
+    prepare.write_dataset("other", ["Could tyger frame thy" * 30], "out", "other")
     fit(**other, out_dir="tuned", max_iters=1)
 
 
 def test_data_that_was_prepared_again(poem, capsys):
     """Catches losses on other data that are compared with those before in silence."""
     for count, size, init_from in (1, 30, "scratch"), (2, 30, "resume"), (3, 40, "resume"):
-        dataset.write_dataset(poem, [POEM * size], "char", "a poem")
+        prepare.write_dataset(poem, [POEM * size], "char", "a poem")
         fit(eval_interval=1, max_iters=count, init_from=init_from)
         said = "was trained on other data" in capsys.readouterr().out
         assert said == (size == 40)
@@ -384,7 +384,7 @@ def test_data_that_was_prepared_again(poem, capsys):
 def test_documents_that_do_not_see_each_other():
     """Catches mask_documents that changes nothing, or is accepted where it cannot work."""
     documents = ["Tyger Tyger", "burning bright", "the forests of the night"] * 100
-    dataset.write_dataset("short", documents, "bpe:300", "short texts")
+    prepare.write_dataset("short", documents, "bpe:300", "short texts")
     extra = dict(dataset="short", eval_iters=2, max_iters=2)
     for mask in True, False:
         fit(**extra, mask_documents=mask, out_dir=str(mask))

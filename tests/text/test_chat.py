@@ -10,10 +10,10 @@ from conftest import parametrize, refused, their_tokenizer, write_json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine import conversations, dataset, preparation, sources
+from engine import conversations, dataset, preparation
 from engine.chat import ChatTemplate, chat_tokenizer
 from engine.dataset import PackedRows, best_fit
-from engine.preparation import BEGINS
+from engine.prepare import BEGINS
 from engine.tokenizer import create_tokenizer, tokenizer_from_spec, with_special_tokens
 
 
@@ -223,7 +223,7 @@ def test_templates_that_cannot_be_used(template, message):
 # ---- Records
 
 GOOD = {"messages": ONE}
-prepare = runpy.run_path(str(preparation.DATA / "chat" / "prepare.py"))["prepare"]
+prepare = runpy.run_path(str(prepare.DATA / "chat" / "prepare.py"))["prepare"]
 
 
 def prepared(folder, *records, **flags):
@@ -254,7 +254,7 @@ def test_a_folder(tmp_path):
     """
     with refused("in has no .jsonl, .json or .parquet"):
         (tmp_path / "in").mkdir()
-        [*sources.read_records(tmp_path / "in")]
+        [*prepare.read_records(tmp_path / "in")]
     write_json(tmp_path / "in" / "b.json", [GOOD, GOOD])
     data = prepared(tmp_path, GOOD, val=(tmp_path / "in",))
     text = "<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\nI.<|im_end|>\n<|endoftext|>"
@@ -285,7 +285,7 @@ def test_damaged_records(line, message, tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_bytes(b"\n" + json.dumps(GOOD).encode() + b"\n" + line + b"\n")
     template = chatml()
-    records = [*sources.read_records(path)]
+    records = [*prepare.read_records(path)]
     with refused(r"a.jsonl, line 3: .*" + message) as error:
         [*conversations.encode_records(records, template, 0)]
     assert len(str(error.value)) < 400 + len(str(path))

@@ -10,7 +10,7 @@ from conftest import POEM, SHARED, refused
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine import dataset, files, preparation, sources
+from engine import dataset, files, preparation
 from train import TrainConfig
 
 FILES = "train.bin", "val.bin", "meta.json"  # in the order in which they appear, but the first two
@@ -23,7 +23,7 @@ def test_written_and_read_back(tmp_path):
     """
     text = POEM.replace("\n", " ") * 5 + "the end"
     train, val = text[:500], text[500:]
-    preparation.write_dataset(tmp_path, [train], "char", "poem.txt", val=[val])
+    prepare.write_dataset(tmp_path, [train], "char", "poem.txt", val=[val])
     data = dataset.load_dataset(tmp_path, 8)
     meta = files.read_json(tmp_path / "meta.json")
     config = TrainConfig()
@@ -48,7 +48,7 @@ def test_repeated_lines(tmp_path, monkeypatch, capsys):
     for most in 2**20, 400:  # of all lines, and of a sample
         monkeypatch.setattr(preparation, "LINES", most)
         val = "".join(["short\n", *lines[:300], "x" * 20 + "\n"] + lines[1000:1100])
-        preparation.write_dataset(
+        prepare.write_dataset(
             tmp_path, ["short\n" + "".join(lines[200:1000])], "byte", "lines", [val]
         )
         found = files.read_json(tmp_path / "meta.json")["repeated_lines"]
@@ -59,7 +59,7 @@ def test_repeated_lines(tmp_path, monkeypatch, capsys):
 def test_whole_documents_validate(tmp_path):
     """Catches validation text that is also trained on, and documents that run into each other."""
     documents = [f"document {n:02}" for n in range(25)]
-    preparation.write_dataset(tmp_path, iter(["", *documents]), "byte", "documents")
+    prepare.write_dataset(tmp_path, iter(["", *documents]), "byte", "documents")
     data = dataset.load_dataset(str(tmp_path), 4)
     assert data.tokenizer.decode(data.val.tolist()) == "document 04\ndocument 14\ndocument 24"
     train = data.tokenizer.decode(data.train.tolist()).split("\n")
@@ -71,7 +71,7 @@ def test_a_tenth_of_any_documents(lengths, seed):
     """Catches a validation split that is one large file, nothing at all, or text that is lost."""
     rng = np.random.default_rng(seed)
     documents = ["".join(rng.choice([*"ab \n"], size=length)) for length in lengths]
-    train, val = preparation.split_documents(documents)
+    train, val = prepare.split_documents(documents)
     total = sum(lengths)
     share = sum(map(len, val)) / total
     assert sum(map(len, train + val)) == total
@@ -83,10 +83,10 @@ def test_a_tenth_of_any_documents(lengths, seed):
 def test_the_end_of_each_document_validates():
     """Catches a cut in a word, and a validation split without the longest document."""
     lines = "".join(f"line {n}\n" for n in range(2600))
-    train, val = preparation.split_documents([lines, "end"])
+    train, val = prepare.split_documents([lines, "end"])
     assert [*map("".join, zip(train, val))] == [lines, "end"] and train[0].endswith("\n")
     long = "LONG\n" * 12_000
-    train, val = preparation.split_documents([*["short\n" * 300] * 40, long])
+    train, val = prepare.split_documents([*["short\n" * 300] * 40, long])
     assert 0.3 < "".join(val).count("LONG") / 1200 < 3
 
 
@@ -98,7 +98,7 @@ def test_nanogpts_tokens(tmp_path, gpt2_files):
     for name, counts in ("char", (1_003_854, 111_540)), ("gpt2", (301_966, 36_059)):
         (tmp_path / name).mkdir()
         shutil.copy(text, tmp_path / name)
-        sources.prepare_shakespeare(tmp_path / name, name)
+        prepare.prepare_shakespeare(tmp_path / name, name)
         data = dataset.load_dataset(tmp_path / name, 8)
         assert (len(data.train), len(data.val)) == counts
 
@@ -115,13 +115,13 @@ def test_a_preparation_that_is_interrupted(poem, tmp_path, monkeypatch):
 
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             patch.setattr(os, "replace", replace)
-            preparation.write_dataset(folder, ["Another text. " * 200], "char", "another")
+            prepare.write_dataset(folder, ["Another text. " * 200], "char", "another")
         if file == "meta.json":
             assert "A" in dataset.load_dataset(poem, 8).tokenizer.characters
         else:
             with refused("has no meta.json: prepare it again"):
                 dataset.load_dataset(poem, 8)
-        preparation.write_dataset(folder, [POEM * 30], "char", "a poem")
+        prepare.write_dataset(folder, [POEM * 30], "char", "a poem")
         assert "T" in dataset.load_dataset(poem, 8).tokenizer.characters
         assert sorted(path.name for path in folder.glob("[!.]*")) == sorted(FILES)
 
@@ -131,9 +131,9 @@ def test_download_without_network_or_with_another_file(tmp_path):
     good, path = tmp_path / "good.txt", tmp_path / "input.txt"
     good.write_text("good")
     with refused("not the expected file"):
-        sources.download(good.as_uri(), "0" * 64, path)
+        prepare.download(good.as_uri(), "0" * 64, path)
     assert not path.exists()
     with refused("get the file another way, as .*input.txt"):
-        sources.download("http://127.0.0.1:9/none", "0" * 64, path)
-    sources.download(good.as_uri(), files.sha256_of([b"good"]), path)
+        prepare.download("http://127.0.0.1:9/none", "0" * 64, path)
+    prepare.download(good.as_uri(), files.sha256_of([b"good"]), path)
     assert path.read_text() == "good"

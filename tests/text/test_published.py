@@ -7,7 +7,7 @@ from conftest import parametrize, refused, same_ids, their_tokenizer, write_json
 
 from engine.chat import ChatTemplate, chat_tokenizer
 from engine.files import read_json
-from engine.text import Text
+from engine.generate import Text
 from engine.tokenizer import create_tokenizer, tokenizer_from_folder, tokenizer_from_spec
 
 TEXTS = ["<|im_start|>Hi", "Hi<|im_end|>", "a <extra> b", "A GPT looks back", "<|im_start|>", ""]

@@ -52,9 +52,9 @@ def table(**columns):
 
 def prepared(folder, paths):
     def read():
-        return ((0.2, text) for text in sources.read_files(paths))
+        return ((0.2, text) for text in prepare.read_files(paths))
 
-    sources.write_large_dataset(folder, read, "byte", "texts")
+    prepare.write_large_dataset(folder, read, "byte", "texts")
     return dataset.load_dataset(folder, 8)
 
 
@@ -71,8 +71,8 @@ def test_every_kind_of_file(tmp_path):
     dates = [datetime.date(2020, 1, 1)] * (len(texts) + 1)  # of no concern
     (tmp_path / "d.parquet").write_bytes(table(text=[*texts, None], dates=dates))
     (tmp_path / "e.txt").write_text("no record")
-    records = sources.read_records(tmp_path)
-    assert [*sources.read_documents(records)] == 4 * [*texts, ""]
+    records = prepare.read_records(tmp_path)
+    assert [*prepare.read_documents(records)] == 4 * [*texts, ""]
     data = prepared(tmp_path / "x", sorted(tmp_path.glob("[cd].*")))
     whole = data.tokenizer.decode([*data.train, 10, *data.val])
     assert sorted(whole.split("\n")) == sorted("\n".join(2 * texts[1:]).split("\n"))
@@ -83,9 +83,9 @@ def test_plain_lines_need_no_library(tmp_path, monkeypatch):
     jsonl(tmp_path / "w1.jsonl", ["wrong"])
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     path = jsonl(tmp_path / "w[1].jsonl", ["right"])
-    assert [*sources.read_files([path])] == ["right"]
+    assert [*prepare.read_files([path])] == ["right"]
     with refused("a.parquet: it needs the library pyarrow: pip install"):
-        [*sources.read_files([tmp_path / "a.parquet"])]
+        [*prepare.read_files([tmp_path / "a.parquet"])]
 
 
 def test_the_split(tmp_path):
@@ -109,7 +109,7 @@ def test_a_long_text_is_many_documents(tmp_path, monkeypatch):
     path = tmp_path / "a.txt"
     text = "Füße, ein Wort\r\n" * 200
     path.write_bytes(b"\xef\xbb\xbf" + text.encode())
-    sections = [*sources.read_files([path])]
+    sections = [*prepare.read_files([path])]
     assert "".join(sections) == text and len(sections) > 10
     assert all(section.endswith("\n") for section in sections)
 
@@ -185,7 +185,7 @@ def test_the_hub(tmp_path, monkeypatch):
 
     def prepare_hub(name, *flags):
         monkeypatch.setattr("sys.argv", ["prepare.py", "--tokenizer=byte", *flags])
-        sources.prepare_hub(tmp_path / name, "someone/something", "sample")
+        prepare.prepare_hub(tmp_path / name, "someone/something", "sample")
         return dataset.load_dataset(tmp_path / name, 8)
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)

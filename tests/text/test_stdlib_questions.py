@@ -1,7 +1,6 @@
 """data/questions: what is asked about the standard library, and how it is split."""
 
 from data.questions import prepare as questions
-from engine import sources
 
 TEXTWRAP = '''
 def dedent(text, *, tabs=8):

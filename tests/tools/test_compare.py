@@ -6,7 +6,6 @@ import pytest
 from conftest import parametrize, refused
 
 import train
-from engine import dataset
 from engine.files import read_json
 from engine.settings import parse_settings
 from tools import compare
@@ -101,7 +100,7 @@ def test_old_results_are_not_taken(new_runs, monkeypatch):
     for name in "train.py", "engine/x.py", "base.toml":
         Path(name).write_text("n_layer = 2")
         assert new_runs(config) == first
-    dataset.write_dataset("poem", ["Little Lamb who made thee\n" * 40], "char", "another poem")
+    prepare.write_dataset("poem", ["Little Lamb who made thee\n" * 40], "char", "another poem")
     assert new_runs(config) == first
     versions = iter("aaab")
     monkeypatch.setattr(compare, "version_of", lambda config: next(versions))

@@ -8,7 +8,7 @@ from mechanisms import mechanisms
 from engine import pretrained
 from engine.chat import ChatTemplate, chat_tokenizer
 from engine.files import read_json
-from engine.pretrained import WithoutInit
+from engine.published import WithoutInit
 from engine.tokenizer import create_tokenizer
 from model import GPT, MODERN, GPTConfig
 from tools.export import ExportConfig, export, standard

@@ -10,7 +10,7 @@ import pytest
 import torch
 from conftest import POEM, ROOT, data_of, parametrize, refused, save, tiny
 
-from engine.text import encode_prompt
+from engine.generate import encode_prompt
 from engine.tokenizer import create_tokenizer
 from tools import visualize
 from tools.shared import live

@@ -63,7 +63,7 @@ def folder(tmp_path_factory):
     encoding = create_tokenizer("char", POEM)
     save(folder / "out", tiny(vocab_size=encoding.vocab_size, mlp="swiglu"), encoding=encoding)
     for name, kind in ("poem", "char"), ("bytes", "byte"):
-        dataset.write_dataset(folder / name, [POEM * 30], kind, "a poem")
+        prepare.write_dataset(folder / name, [POEM * 30], kind, "a poem")
     for name, kind in ("translator", "bahdanau"), ("blind", "none"):
         save_translator(folder / name, kind, "the cat", "le chat")
     texts = {"letter": "T", "word": "Tyger", "measured": '{"kind": "poem"}'}

@@ -25,9 +25,9 @@ from conftest import (
 )
 
 from engine import dataset
-from engine.batches import micro_batch, validation_loss
 from engine.chat import ChatTemplate, chat_tokenizer
 from engine.conversations import texts_of, write_conversations
+from engine.dataset import micro_batch, validation_loss
 from engine.optimizer import make_optimizer, training_step
 from engine.tokenizer import create_tokenizer, with_special_tokens
 from tools.export import ExportConfig, export
@@ -217,7 +217,7 @@ def test_a_model_that_knows_no_conversations(talks, capsys):
     """Catches special tokens that a model of a plain text cannot learn, or weights that change when
     its vocabulary grows.
     """
-    dataset.write_dataset("plain", [POEM * 30], "bpe:300", "a poem")
+    prepare.write_dataset("plain", [POEM * 30], "bpe:300", "a poem")
     shape = dict(max_iters=1, n_layer=2, n_embd=32, block_size=96)
     train(TrainConfig(dataset="plain", out_dir="base", **shape))
     write("more", "base")

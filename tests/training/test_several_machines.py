@@ -23,8 +23,8 @@ from conftest import (
     steps,
 )
 
-from engine import dataset, processes
-from engine.processes import Signals
+from engine import processes
+from engine.parallel import Signals
 from train import make_trainer
 
 
@@ -64,7 +64,7 @@ def test_only_the_first_has_a_checkpoint(flags, tmp_path, networks, parallel):
 )
 def test_what_differs_ends_all(flags, tmp_path, networks, own, words):
     """Catches processes that train a mixture, or of which one ends and the others wait for it."""
-    dataset.write_dataset(tmp_path / "other", [POEM * 31], "char", "a poem")
+    prepare.write_dataset(tmp_path / "other", [POEM * 31], "char", "a poem")
     own = [word.format(other=tmp_path / "other") for word in own]
     flags += ["--max_iters=8", f"--out_dir={tmp_path / 'out'}"]
     begun = time.monotonic()
@@ -78,7 +78,7 @@ def test_what_differs_ends_all(flags, tmp_path, networks, own, words):
 def test_data_whose_hash_is_not_known(poem_here, monkeypatch):
     """Catches another train.bin on one machine, in nanoGPT's layout, that nobody notices."""
     other = POEM.replace("Tyger", "Tiger")  # as many letters, and the same ones
-    dataset.write_dataset("other", [other * 30], "char", "a poem")
+    prepare.write_dataset("other", [other * 30], "char", "a poem")
     known = []
     monkeypatch.setattr(processes, "compare", lambda **facts: known.append(facts | {"data": None}))
     for name in "poem", "other", "poem":
@@ -106,10 +106,10 @@ def test_an_earlier_start_counts_no_more(monkeypatch):
     for name, value in (place | dict(TORCHELASTIC_USE_AGENT_STORE=True)).items():
         monkeypatch.setenv(name, str(value))
     dist.PrefixStore("0", store).set("1", "there")
-    processes.meet(0.1)
+    parallel.meet(0.1)
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     with refused("waits for rank 1"):
-        processes.meet(0.01)
+        parallel.meet(0.01)
 
 
 def test_torchrun_of_another_machine_gets_the_signal(monkeypatch):

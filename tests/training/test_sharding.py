@@ -14,7 +14,7 @@ from conftest import (
 )
 
 from engine.optimizer import Muon
-from engine.processes import own_device
+from engine.parallel import own_device
 
 
 def script(folder, content):
@@ -41,10 +41,10 @@ MUON = """
 import sys
 sys.path.insert(0, "tests/training")
 import torch
-from engine import processes
+from engine import parallel
 from engine import optimizer, sharding
 from test_sharding import muon_steps
-processes.join(1)
+parallel.join(1)
 _, kind, path = sys.argv
 counted = []
 orthogonalize = optimizer.orthogonalize
@@ -53,7 +53,7 @@ place = lambda x: x
 if kind == "fsdp":
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Shard, distribute_tensor
-    mesh = init_device_mesh("cpu", (processes.world_size(),))
+    mesh = init_device_mesh("cpu", (parallel.world_size(),))
     place = lambda x: distribute_tensor(x, mesh, [Shard(0)])
 for few in False, True:
     params, state = muon_steps(few, place)
@@ -62,12 +62,12 @@ for few in False, True:
         "state": sharding.gather(state),
         "counted": sum(counted),
     }
-    every = [None] * processes.world_size()
+    every = [None] * parallel.world_size()
     torch.distributed.all_gather_object(every, found)
     counted.clear()
-    if processes.rank() == 0:
+    if parallel.rank() == 0:
         torch.save(every, f"{path}.{few}")
-processes.destroy_process_group()
+parallel.destroy_process_group()
 """
 SHAPES = [(9, 6), (6, 9), (24, 8), (3, 5), (24, 8), (8, 8), (7, 3), (1, 4), (10, 8)]
 
@@ -167,12 +167,12 @@ def test_a_loss_that_is_not_finite_in_one_process(flags, tmp_path, parallel, dty
 
 SHARDS = """
 import torch
-from engine import processes
+from engine import parallel
 from engine import sharding
 from engine.optimizer import make_optimizer
 from model import GPT, GPTConfig
 from train import TrainConfig
-processes.join(1)
+parallel.join(1)
 shape = dict(block_size=8, vocab_size=96, n_layer=2, n_head=2, n_embd=24)
 model = GPT(GPTConfig(**shape, tie_weights=False))
 whole = model.num_params()
@@ -186,7 +186,7 @@ grads = [p.grad for p in model.parameters()]
 averages = [state["exp_avg"] for state in optimizer.state.values()]
 for tensors in [*model.parameters()], grads, averages:
     assert sum(sharding.local_tensor(tensor).numel() for tensor in tensors) == whole / 2
-processes.destroy_process_group()
+parallel.destroy_process_group()
 """
 
 

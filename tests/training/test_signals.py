@@ -25,7 +25,7 @@ from conftest import (
     steps,
 )
 
-from engine.processes import Signals
+from engine.parallel import Signals
 
 pytestmark = pytest.mark.usefixtures("poem_here")
 SETTINGS = dict(eval_iters=1, dropout=0.1, lr_decay_iters=1000)

@@ -72,11 +72,11 @@ def test_settings_of_its_own(tmp_path):
     model = GPT(config.model_config(33))
     assert model.transformer.h[0].mlp.router.out_features == 3
     folder = save(tmp_path, model)
-    assert GPT.from_checkpoint(folder).config.experts == 3
+    assert GPT.from_pretrained(folder).config.experts == 3
     saved = checkpoint.load_config(folder)
     put(folder / "config.json", saved | {"model": saved["model"] | {"gate_limit": 2.0}})
     with refused("unknown setting 'gate_limit'"):
-        GPT.from_checkpoint(folder)
+        GPT.from_pretrained(folder)
 
 
 def test_what_cannot_be_exported():

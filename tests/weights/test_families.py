@@ -11,8 +11,8 @@ import torch
 from conftest import complaint, parametrize, refused, run, run_here, same_ids, tiny, write_json
 
 from engine import families, pretrained
-from engine.families import ACTIVATIONS, FAMILIES, config_from_hugging_face
 from engine.files import read_json
+from engine.published import ACTIVATIONS, FAMILIES, config_from_hugging_face
 from engine.tokenizer import create_tokenizer, with_special_tokens
 from model import GPT, MLP, GPTConfig
 

@@ -20,8 +20,8 @@ from conftest import (
 )
 from torch.utils.flop_counter import FlopCounterMode
 
-from engine import checkpoint, dataset, lora
-from engine.pretrained import sha256_of_weights
+from engine import checkpoint, lora
+from engine.published import sha256_of_weights
 from engine.tokenizer import create_tokenizer, with_special_tokens
 from model import GPT
 from tools.evaluate import EvaluateConfig
@@ -70,7 +70,7 @@ def test_training_begins_at_the_base(tune):
 def test_only_the_adapter_learns(tune):
     """Catches a gradient, an optimizer's state or a saved tensor of the base."""
     tune(max_iters=3)
-    model = GPT.from_checkpoint(newest("out"), merge=False)
+    model = GPT.from_pretrained(newest("out"), merge=False)
     model(IDX, IDX, only_loss=True)[1].backward()
     learns = {name for name, p in model.named_parameters() if p.grad is not None}
     found = checkpoint.load_tensors(newest("out"), "model.safetensors")
@@ -161,7 +161,7 @@ def test_a_token_that_the_base_has_no_row_for(poem_here):
     """Catches an adapter of a base that has grown, which is not found again, and a traceback."""
     encoding = with_special_tokens(create_tokenizer("byte"), ["<|endoftext|>"])
     save("base", tiny(vocab_size=256), encoding=encoding)
-    dataset.write_dataset(Path("ends"), [POEM * 9] * 3, "base", "poems")
+    prepare.write_dataset(Path("ends"), [POEM * 9] * 3, "base", "poems")
     with refused("cannot learn the special tokens"):
         fit(init_from="base", dataset="ends", lora_rank=2)
     config = EvaluateConfig(out_dir="base", dataset="ends")
