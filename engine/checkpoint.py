@@ -239,8 +239,14 @@ def read_safetensors(path):
 
 
 def load_trainer(folder):
-    """Return the trainer_state of save_checkpoint, on the CPU, with "step", "record" and "data"."""
+    """Return the trainer_state of save_checkpoint, on the CPU, with "step", "record" and "data".
+
+    record: the line of metrics.jsonl for this step, if there is one. It may have been evaluated
+    after it was saved.
+    """
     config = load_config(folder)
+    lines = read_metrics(folder.parent / "metrics.jsonl")
+    config["record"] = lines.get(config["step"], config["record"])
     state = read_json(verified_file(folder, "trainer.json"))
     for path, tensor in load_tensors(folder, "trainer.safetensors").items():
         part, _, name = path.partition("/")

@@ -55,18 +55,14 @@ OTHERS = {"NVL", "PCIe", "Laptop", "MIG"}  # models of them that are slower
 
 
 def peak_flops(device, dtype):
-    """FLOP/s of products in this dtype: NVIDIA's figure for a known GPU, else what is measured."""
+    """Return the FLOP/s of products in this dtype, by NVIDIA's data sheet; None if not known."""
     name = str(dtype).removeprefix("torch.")
     if device.type == "cuda" and name in ("float16", half_dtype(device)):
         words = set(re.split(r"[\s-]", torch.cuda.get_device_name(device)))
         for model, peak in PEAK.items():
             if words.issuperset(model.split()) and not words & OTHERS:
                 return peak * 1e12
-    # Where half precision is emulated, a larger product takes seconds.
-    size = 512 if device.type == "cpu" else 8192
-    matrix = torch.full((size, size), 0.5, device=device, dtype=dtype)
-    matrix @ matrix  # the first product also starts the library
-    return 2 * size**3 / min(measure_seconds(lambda: matrix @ matrix, device) for _ in range(5))
+    return None
 
 
 def half_dtype(device):
@@ -91,6 +87,18 @@ def best_dtype(device, width):
     found = torch.cpu.get_capabilities()
     has_units = found.get("avx512_bf16") or found.get("amx_bf16")
     return "bfloat16" if device.type == "cpu" and has_units and width >= 256 else "float32"
+
+
+def mixed_precision(device, dtype):
+    """Return what a training step needs for products in this dtype: autocast and a GradScaler.
+
+    dtype: its name. float32: both do nothing. The scaler does something for float16 only.
+    """
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("high")  # TF32, where products stay in float32
+    wide = dtype == "float32"
+    autocast = torch.autocast(device.type, getattr(torch, dtype), enabled=not wide)
+    return autocast, torch.amp.GradScaler(device.type, enabled=dtype == "float16")
 
 
 # When torch.compile pays. On an H200 it took 28 s for 12 layers, of training or of decoding: 2.3 s

@@ -142,15 +142,17 @@ class Muon:
         }
 
     def load_state_dict(self, saved):
-        """Continue from a state_dict of the same parameters; UserError if it is of others."""
+        """Continue from a state_dict of the same parameters; UserError if it is of others.
+
+        Only the first process needs the tensors. All processes.
+        """
         mine = self.state_dict()
         if saved.keys() != mine.keys():
             raise UserError(
                 "the checkpoint is of another optimizer: resume with the same --optimizer, or "
                 "start from its weights with --init_from=FOLDER"
             )
-        for name, tensor in mine.items():
-            parallel.local_tensor(tensor).copy_(parallel.shard_of(tensor, saved[name]))
+        parallel.scatter(mine, saved)
 
 
 def make_optimizer(model, config):

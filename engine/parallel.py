@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
 from engine.errors import UserError
+from engine.machine import pick_device
 
 
 def rank():
@@ -46,21 +47,30 @@ def progress_bar(*args, **settings):
     return tqdm(*args, leave=False, disable=rank() > 0, mininterval=every, **settings)
 
 
-def start(device):
-    """Join the other processes, if there are any; return this process's own device."""
-    if world_size() > 1 and not dist.is_initialized():
-        if device.type == "cuda":
-            device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-            torch.cuda.set_device(device)
-        dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+def join():
+    """Join the processes that torchrun has started. Call it before they can fail separately."""
+    if world_size() > 1:
+        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
         atexit.register(leave)  # after an error too, or gloo's threads may abort
-    return device
+        compare(settings=" ".join(sys.argv[1:]))
 
 
 def leave():
     """Leave the process group. Its users are collected first, so that gloo's threads end first."""
     gc.collect()
     dist.destroy_process_group()
+
+
+def own_device(name):
+    """Return the device of this process: the one of that name, or with several processes its GPU.
+
+    UserError if there is no such device.
+    """
+    device = pick_device(name)
+    if world_size() > 1 and device.type == "cuda":
+        device = pick_device(f"cuda:{os.environ['LOCAL_RANK']}")
+        torch.cuda.set_device(device)
+    return device
 
 
 # ---- What all processes know
@@ -74,8 +84,13 @@ def all_gather(value):
     return values
 
 
+def from_first(value):
+    """Return the first process's value. All processes."""
+    return all_gather(value)[0]
+
+
 def compare(**facts):
-    """UserError unless these facts are the same in all processes. All processes."""
+    """Raise a UserError unless these facts are the same in all processes. All processes."""
     for n, other in enumerate(all_gather(facts)):
         for name, value in facts.items():
             if other[name] != value:
@@ -85,65 +100,85 @@ def compare(**facts):
 
 
 def all_reduce(tensor, op=dist.ReduceOp.SUM):
-    """The sum of a tensor over all processes, or another reduction, in place. All processes."""
+    """Return the sum of a tensor over all processes, or another reduction, in place.
+
+    All processes.
+    """
     if world_size() > 1:
         dist.all_reduce(tensor, op)
     return tensor
 
 
 def mean(tensor):
-    """The mean of a tensor over all processes, as a number. All processes."""
+    """Return the mean of a tensor over all processes, as a number. All processes."""
     return (all_reduce(tensor.clone()) / world_size()).item()
+
+
+def largest(number):
+    """Return the largest of the processes' numbers. All processes."""
+    return all_reduce(torch.tensor(number), dist.ReduceOp.MAX).item()
 
 
 def agree(signals):
     """Return the number of a signal that any process has noted, or 0. All processes.
 
-    signals: the list from noted_signals, which gets what another process has noted.
+    signals: the list from noted_signals. It gets what another process has noted.
     """
-    number = int(all_reduce(torch.tensor(signals[0] if signals else 0), dist.ReduceOp.MAX))
+    number = largest(signals[0] if signals else 0)
     if number and not signals:
         signals.append(number)
     return number
 
 
+def share_of(count):
+    """Return the range of this process among count micro-batches; UserError if shares differ."""
+    each, rest = divmod(count, world_size())
+    if rest:
+        raise UserError(
+            f"gradient_accumulation_steps={count} cannot be shared by {world_size()} processes: "
+            "choose a multiple"
+        )
+    return range(rank() * each, (rank() + 1) * each)
+
+
 # ---- A model of several processes
 
 
-def parallelize(model, device, parallel, compiled):
+def parallelize(model, device, config, batch):
     """Bring a GPT to this process's device; return what computes its training passes.
 
-    That is the GPT, or DistributedDataParallel of it. Each process has made the same GPT. Make the
-    optimizer afterwards, since fsdp replaces the parameters. All processes.
+    That is the GPT, or DistributedDataParallel of it. The weights are those of the first process.
+    batch: inputs, targets and positions of any micro-batch. Make the optimizer afterwards, since
+    fsdp replaces the parameters. All processes.
     """
-    if compiled:
-        from torch._dynamo import config  # here, since it takes seconds
+    if config.compile:
+        from torch._dynamo import config as dynamo  # here, since it takes seconds
 
         # Modules may keep an auxiliary loss of a block that is computed again.
-        config.skip_fwd_side_effects_in_bwd_under_checkpoint = True
+        dynamo.skip_fwd_side_effects_in_bwd_under_checkpoint = True
         # Else the second shape, an evaluation's, would be compiled for any, and slower.
-        config.automatic_dynamic_shapes = False
-    if world_size() > 1 and parallel == "fsdp":
-        apply_fsdp(model, device, compiled)
+        dynamo.automatic_dynamic_shapes = False
+    if world_size() > 1 and config.parallel == "fsdp":
+        apply_fsdp(model, device, config.compile)
         return model
     trained = model.to(device)
+    if config.compile:
+        model.compile()
     if world_size() > 1:
         trained = DistributedDataParallel(
             model, broadcast_buffers=False, gradient_as_bucket_view=True
         )
-        # After its first backward pass it groups the gradients anew, and then three processes or
-        # more add them in another order. Done before the run, a resumed one adds as the other.
-        token = torch.zeros(1, 1, dtype=torch.long, device=device)
-        trained(token, token, only_loss=True)[1].backward()
+        # DDP regroups the gradients after its first backward pass. Three or more processes then add
+        # them in another order. With this pass, a resumed run adds them as an undisturbed one does.
+        x, y, positions = batch
+        trained(x, y, only_loss=True, positions=positions)[1].backward()
         model.take_auxiliary()
         model.zero_grad()
-    if compiled:
-        model.compile()
     return trained
 
 
 def apply_fsdp(model, device, compiled):
-    """Keep this process's own rows of a model alone. All processes."""
+    """Keep only this process's rows of a model, on its device. All processes."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard  # here, since it takes a second
 
@@ -151,9 +186,18 @@ def apply_fsdp(model, device, compiled):
     for block in model.transformer.h:
         if compiled:
             block.compile()
-        fully_shard(block, mesh=mesh)  # moves its rows to the device: none ever holds all blocks
+        broadcast_weights(block, device)  # one by one: no device ever holds all blocks
+        fully_shard(block, mesh=mesh)
+    broadcast_weights(model, device)
     # Embeddings and head are shards again after a forward pass too, for example an evaluation's.
     fully_shard(model, mesh=mesh, reshard_after_forward=True)
+
+
+def broadcast_weights(module, device):
+    """Give all processes the first one's weights, where they are not in shards yet."""
+    for p in module.to(device).parameters():
+        if not hasattr(p, "to_local"):
+            dist.broadcast(p.detach(), 0)
 
 
 # ---- Tensors in shards
@@ -191,6 +235,20 @@ def gather(tensors):
             tensor = tensor.to("cpu", copy=True) if rank() == 0 else None
         whole[name] = tensor
     return whole
+
+
+def scatter(tensors, values):
+    """Give each of the tensors (name -> tensor) the first process's value. All processes.
+
+    values: name -> whole tensor; other processes need only the names.
+    """
+    for name, tensor in tensors.items():
+        whole = full_tensor(tensor)
+        if rank() == 0:
+            whole.copy_(values[name])
+        if world_size() > 1:
+            dist.broadcast(whole, 0)
+        local_tensor(tensor).copy_(shard_of(tensor, whole))
 
 
 def matrix_owners(params):
