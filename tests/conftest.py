@@ -2,7 +2,6 @@
 
 import contextlib
 import ctypes
-import functools
 import gc
 import json
 import multiprocessing
@@ -28,7 +27,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch  # noqa: E402
 
-from engine import checkpoint, machine, prepare  # noqa: E402
+import train as train_module  # noqa: E402
+from engine import checkpoint, prepare  # noqa: E402
 from engine.files import list_checkpoints, read_json, sha256_of_file, step_of  # noqa: E402
 from model import GPT, GPTConfig  # noqa: E402
 from train import TrainConfig, train  # noqa: E402
@@ -42,9 +42,6 @@ hypothesis.settings.load_profile("lookback")
 
 CPU = torch.device("cpu")
 parametrize = pytest.mark.parametrize
-# The processor's speed is measured once, and forks know it: it takes longer than a small run.
-machine.peak_flops = functools.cache(machine.peak_flops)
-machine.peak_flops(CPU, torch.float32)
 
 ROOT = Path(__file__).parents[1]
 SHARED = ROOT.parent / "shared" / "data"
@@ -122,6 +119,38 @@ def configure(**changes):
 def fit(**changes):
     """Train with these settings; returns the newest line of metrics."""
     return train(configure(**changes))
+
+
+def within_steps(patch, context):
+    """Let train() compute each of its steps but the first within context()."""
+    stack = contextlib.ExitStack()
+    agree, learning_rate_at = train_module.parallel.agree, train_module.learning_rate_at
+
+    def begin(step, config):
+        if step:
+            stack.enter_context(context())
+        return learning_rate_at(step, config)
+
+    def end(signals):
+        stack.close()
+        return agree(signals)
+
+    patch.setattr(train_module, "learning_rate_at", begin)
+    patch.setattr(train_module.parallel, "agree", end)
+
+
+class Clock:
+    """A clock that a second passes on between two looks, or `pace` seconds."""
+
+    def __init__(self, pace=lambda look: 1.0):
+        self.now = 0.0
+        self.looks = 0
+        self.pace = pace
+
+    def __call__(self):
+        self.looks += 1
+        self.now += self.pace(self.looks)
+        return self.now
 
 
 def as_flags(settings):

@@ -1,9 +1,10 @@
 """Training on conversations: packed rows, the loss of a step, runs from end to end."""
 
+import itertools
 import json
 import random
 from contextlib import nullcontext
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 import conftest
 import pytest
@@ -24,11 +25,11 @@ from conftest import (
     weights,
 )
 
-from engine import dataset
+from engine import dataset, prepare
 from engine.chat import ChatTemplate, chat_tokenizer
 from engine.conversations import texts_of, write_conversations
 from engine.dataset import micro_batch, validation_loss
-from engine.optimizer import make_optimizer, training_step
+from engine.optimizer import clip_gradients
 from engine.tokenizer import create_tokenizer, with_special_tokens
 from tools.export import ExportConfig, export
 from train import TrainConfig, train
@@ -70,7 +71,7 @@ def configure(**changes):
 def packed(config):
     """The Dataset of settings, in rows."""
     data = dataset.load_dataset("talk", config.block_size)
-    data.pack(config.block_size)
+    data.fit(model_of(config, data), False)
     return data
 
 
@@ -90,9 +91,9 @@ def test_micro_batches_are_epochs(talks):
     rows = data.rows["train"]
     few = configure(batch_size=1, gradient_accumulation_steps=4)
     for step in 7, 3:
-        x, y, seed, positions = micro_batch(data, config, step, 0, CPU)
+        x, y, positions, _ = micro_batch(data, config, step, 0, CPU)
         parts = [micro_batch(data, few, step, n, CPU) for n in range(4)]
-        for whole, split in (x, 0), (y, 1), (positions, 3):
+        for whole, split in (x, 0), (y, 1), (positions, 2):
             assert torch.equal(whole, torch.cat([part[split] for part in parts]))
     one = configure(batch_size=1)
     first, second = (
@@ -107,48 +108,60 @@ def test_micro_batches_are_epochs(talks):
 # ---- The loss of a step
 
 
-def gradient(config, data, batches):
-    """The loss of a step and the gradient that the optimizer gets."""
-    model = model_of(config, data)
-    optimizer = make_optimizer(model, config)
-    found = {}
-    optimizer.step = lambda _: found.update({p: p.grad.clone() for p in optimizer.state})
-    scaler = torch.amp.GradScaler("cpu", enabled=False)
-    loss, *_ = training_step(model, batches, optimizer, scaler, nullcontext())
-    return [loss, *found.values()]
+@pytest.fixture
+def gradient(monkeypatch, tmp_path):
+    """A function that returns the loss of a step of train.py, and the gradients, for batches."""
+    names = itertools.count()
+
+    def compute(batches):
+        found = []
+
+        def clip(optimizer, most):
+            found.extend(p.grad.clone() for p in optimizer.state)
+            return clip_gradients(optimizer, most)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(dataset, "micro_batch", lambda data, config, step, n, _: batches[n])
+            patch.setattr("train.clip_gradients", clip)
+            out_dir = str(tmp_path / f"out{next(names)}")
+            settings = dict(max_iters=1, init="gpt2", eval_iters=1, out_dir=out_dir)
+            train(configure(**settings, gradient_accumulation_steps=len(batches)))
+        return [torch.tensor(losses(out_dir)[0]["train_loss"]), *found]
+
+    torch.set_default_dtype(torch.float64)
+    yield compute
+    torch.set_default_dtype(torch.float32)
 
 
-def test_the_mean_over_the_whole_step(talks):
+def test_the_mean_over_the_whole_step(talks, gradient):
     """Catches the mean of the means of micro-batches, in which a token beside few others weighs
     more; and one without any that adds NaN, or counts (karpathy/nanochat#590, #618).
     """
-    config = configure()
-    data = packed(config)
+    data = packed(configure())
     x, y, positions = data.rows["train"].batch(range(4), 4)
     y[1, 5:] = -1
-    whole = gradient(config, data, [(x, y, None, positions)])
-    parts = [(x[n, None], y[n, None], None, positions[n, None]) for n in range(4)]
+    whole = gradient([(x, y, positions, None)])
+    parts = [(x[n, None], y[n, None], positions[n, None], None) for n in range(4)]
     assert len({int((y >= 0).sum()) for _, y, *_ in parts}) > 2
-    nothing = (x[:1], torch.full_like(y[:1], -1), None, positions[:1])
+    nothing = (x[:1], torch.full_like(y[:1], -1), positions[:1], None)
     for batches in parts, [*parts[:2], nothing, *parts[2:]], [nothing, *parts]:
-        found = gradient(config, data, batches)
+        found = gradient(batches)
         assert all((a - b).norm() < 1e-6 * a.norm() for a, b in zip(whole, found, strict=True))
-    alone = gradient(config, data, [nothing, nothing])
+    alone = gradient([nothing, nothing])
     assert not any(tensor.any() for tensor in alone)
 
 
 def test_accumulation_and_processes(talks, tmp_path):
-    """Catches a loss or weights that depend on how a step's conversations are shared out, or on how
-    many micro-batches are computed as one: positions that are lost, a mean of means.
+    """Catches a loss or weights that depend on how a step's conversations are shared out: positions
+    that are lost, a mean of means.
     """
     train(configure(batch_size=8, max_iters=3, out_dir="one"))
     config = configure(batch_size=2, gradient_accumulation_steps=4, max_iters=3, out_dir="four")
     train(config)
-    train(replace(config, micro_batches_at_once=2, out_dir="pairs"))
     for kind in "ddp", "fsdp":
         paths = dict(dataset=tmp_path / "talk", out_dir=tmp_path / kind, parallel=kind)
         run_ranks(2, "train.py", *as_flags(vars(config) | paths))
-    for name in "four", "pairs", "ddp", "fsdp":
+    for name in "four", "ddp", "fsdp":
         assert_the_same_run("one", name)
 
 

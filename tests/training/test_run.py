@@ -7,7 +7,7 @@ from pathlib import Path
 from conftest import parametrize, save, steps, tiny
 
 from engine import checkpoint
-from engine.run import prune_checkpoints, start_run
+from engine.checkpoint import prune, start_run
 
 
 def evaluated(out_dir, losses):
@@ -23,7 +23,7 @@ def test_pruning(tmp_path):
     """Catches a best model that is thrown away, and a disk that fills up."""
     evaluated(tmp_path, {1: 3.0, 2: 1.0, 3: 2.0, 4: 2.5, 5: 2.6})
     for keep, left in (0, [1, 2, 3, 4, 5]), (2, [2, 4, 5]), (1, [2, 5]):
-        prune_checkpoints(tmp_path, keep)
+        prune(tmp_path, keep)
         assert steps(tmp_path) == left and not [*tmp_path.glob("*.partial")]
 
 
@@ -36,7 +36,7 @@ def test_an_earlier_run_is_moved(tmp_path):
     for number in (1, 2):
         lines = evaluated(tmp_path, {number: 2.0})
         (tmp_path / "step_000009.7.partial").touch()  # of a process that was killed
-        assert start_run(tmp_path, -1) == {}
+        start_run(tmp_path, -1)
         assert steps(tmp_path / f"previous-{number}") == [number] and not steps(tmp_path)
         assert (tmp_path / f"previous-{number}" / "metrics.jsonl").read_text() == lines[0]
         names = {path.name for path in tmp_path.iterdir() if path.is_file()}
@@ -52,7 +52,7 @@ def test_an_earlier_run_is_moved(tmp_path):
 def test_resuming_from_an_earlier_step(tmp_path):
     """Catches later steps that mix with a resumed run, or a best checkpoint that is forgotten."""
     lines = evaluated(tmp_path, {1: 3.0, 2: 1.5, 3: 2.0, 4: 1.0})
-    assert start_run(tmp_path, 3) == {"step": 3, "val_loss": 2.0}
+    start_run(tmp_path, 3)
     assert steps(tmp_path) == [1, 2, 3]
     assert steps(tmp_path / "previous-1") == [4]
     assert (tmp_path / "metrics.jsonl").read_text() == "".join(lines[:3])
@@ -91,6 +91,6 @@ def test_damaged_metrics(tmp_path, content, capsys):
     """Catches a run that cannot go on, or silence, where metrics.jsonl has been damaged."""
     good = [b'{"step": 1, "lr": null, "mine": "x"}\n', b'{"step": 3, "lr": 0.5}\n']
     (tmp_path / "metrics.jsonl").write_bytes(good[0] + content + good[1])
-    assert start_run(tmp_path, 2) == {"step": 1, "lr": None, "mine": "x"}
+    start_run(tmp_path, 2)
     assert "note: damaged, and left out: " in capsys.readouterr().err
     assert (tmp_path / "metrics.jsonl").read_bytes() == good[0]

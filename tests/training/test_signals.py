@@ -25,7 +25,7 @@ from conftest import (
     steps,
 )
 
-from engine.parallel import Signals
+from engine.parallel import noted_signals
 
 pytestmark = pytest.mark.usefixtures("poem_here")
 SETTINGS = dict(eval_iters=1, dropout=0.1, lr_decay_iters=1000)
@@ -104,16 +104,18 @@ def test_a_signal_to_one_of_two_processes(poem, tmp_path, name):
     assert f"SIGTERM: stopped at step {step}" in read_back(file)
 
 
-def test_a_second_ctrl_c_ends_at_once():
-    """Catches an impatient user who must wait."""
-    signals = Signals()
-    signals.patience = 1  # under torchrun
-    signals.note(signal.SIGINT, None)
-    signals.note(signal.SIGINT, None)  # torchrun hands on what the terminal has already sent
-    assert signals.stop == signal.SIGINT
-    signals.stopped_at -= 2
-    with pytest.raises(KeyboardInterrupt):
-        signals.note(signal.SIGINT, None)
+def test_a_second_ctrl_c_ends_at_once(monkeypatch):
+    """Catches an impatient user who must wait; and under torchrun, which repeats what the terminal
+    has already sent, one Ctrl-C that is taken for two.
+    """
+    with noted_signals() as signals:
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        signal.raise_signal(signal.SIGINT)
+    assert set(signals) == {signal.SIGINT}
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_two_runs_in_one_folder(poem, tmp_path):
