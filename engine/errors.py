@@ -25,7 +25,9 @@ def one_line_errors():
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:
-        line = message_for_user(error)
+        line = one_line_message(error)
+        if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+            error.add_note("torch.compile failed: if the code is right, try --compile=False")
         if sys.flags.dev_mode or line is None:
             raise
         # Names and values from hostile files may be long, or have line ends and a terminal's codes.
@@ -37,7 +39,7 @@ def one_line_errors():
 DISK_FULL = errno.ENOSPC, errno.EDQUOT
 
 
-def message_for_user(error):
+def one_line_message(error):
     """Return the message of an error that a user can fix, or None for a mistake in the code."""
     text = str(error)
     if isinstance(error, UserError):

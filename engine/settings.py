@@ -97,7 +97,7 @@ def read_words(cls, words, default):
         make_groups(cls, kinds, default, help={"-h", "--help"} & {*words}),
         args=words,
         prog=f"{Path(sys.argv[0]).name} [config/x.toml ...]",
-        description="Write a setting as --key=value or --key value.",
+        description="Write a setting as --key=value or --key value; --key alone means True.",
         use_underscores=True,
         return_unknown_args=True,
         config=(tyro.conf.OmitArgPrefixes, tyro.conf.UseAppendAction),
