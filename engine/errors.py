@@ -36,9 +36,6 @@ def one_line_errors():
         sys.exit(2)
 
 
-DISK_FULL = errno.ENOSPC, errno.EDQUOT
-
-
 def one_line_message(error):
     """Return the message of an error that a user can fix, or None for a mistake in the code."""
     text = str(error)
@@ -51,7 +48,7 @@ def one_line_message(error):
     if isinstance(error, OSError):
         name = str(error.filename or "")
         named = name and any(name in word for word in sys.argv[1:])  # by the user
-        if named or error.errno in DISK_FULL or isinstance(error, BrokenPipeError):
+        if named or error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EPIPE):  # a full disk
             return f"{name}: {error.strerror}" if name else error.strerror
     return None
 

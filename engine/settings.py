@@ -81,7 +81,7 @@ def read_values(cls, values, source):
     given = {}
     for key, value in values.items():
         if key not in kinds:
-            raise UserError(f"{source}: {unknown_key(cls, key)}")
+            raise UserError(f"{source}: {unknown(cls, f'--{key}')}")
         items = value if is_list(kinds[key]) and isinstance(value, list) else [value]
         given[key] = read_type(f"{source}: {key}", kinds[key], items, strict=True)
     return given
@@ -93,7 +93,7 @@ def read_values(cls, values, source):
 def read_words(cls, words, default):
     """Return {key: value} for words such as --key=value; UserError for one not understood."""
     kinds = typing.get_type_hints(cls)
-    groups, unknown = tyro.cli(
+    groups, rest = tyro.cli(
         make_groups(cls, kinds, default, help={"-h", "--help"} & {*words}),
         args=words,
         prog=f"{Path(sys.argv[0]).name} [config/x.toml ...]",
@@ -108,24 +108,22 @@ def read_words(cls, words, default):
             given[key] = [*itertools.chain(*found)]  # --key a b --key=c
         elif not is_list(kinds[key]) and found is not None:
             given[key] = found[:1]
-            unknown += found[1:]
-    if unknown:
-        raise UserError(unknown_word(cls, unknown[0]))
+            rest += found[1:]
+    if rest:
+        raise unknown(cls, rest[0])
     return {key: read_type(f"--{key}", kinds[key], items) for key, items in given.items()}
 
 
-def unknown_word(cls, word):
+def unknown(cls, word):
+    """Return the UserError for a word that is not a setting."""
     if word.startswith("--"):
-        return unknown_key(cls, word[2:].split("=")[0])
+        key = word[2:].split("=")[0]
+        nearest = difflib.get_close_matches(key, [field.name for field in fields(cls)], n=1)
+        hint = f"did you mean {nearest[0]}?" if nearest else "--help lists all settings"
+        return UserError(f"unknown setting {key!r}: {hint}")
     forms = "a setting (--key=value) nor a preset (config/x.toml, before all settings)"
     hint = "; write nanoGPT's .py as TOML: x = false, not False" if word.endswith(".py") else ""
-    return f"{word!r} is neither {forms}{hint}"
-
-
-def unknown_key(cls, key):
-    nearest = difflib.get_close_matches(key, [field.name for field in fields(cls)], n=1)
-    hint = f"did you mean {nearest[0]}?" if nearest else "--help lists all settings"
-    return f"unknown setting {key!r}: {hint}"
+    return UserError(f"{word!r} is neither {forms}{hint}")
 
 
 # All words after a --key. Their types are read later, because tyro draws its errors as boxes.

@@ -161,7 +161,7 @@ def test_bad_settings(argument, capfd, monkeypatch):
         ("out_dir = 3", "x.toml: out_dir=3 is not text"),
         ("out_dir = true", "x.toml: out_dir=True is not text"),
         ('out_dir = ["a"]', r"x.toml: out_dir=\['a'\] is not text"),
-        ('"out_dir=a" = "b"', r"x.toml: unknown setting 'out_dir=a': did you mean out_dir\?"),
+        ('"out_dir=a" = "b"', "x.toml: unknown setting 'out_dir"),
         ("n_layer", "x.toml is not TOML"),
     ],
 )
