@@ -30,6 +30,7 @@ from variants.latent import LatentAttention, LatentSettings
 
 @dataclass(kw_only=True)
 class GPTConfig(ExpertsSettings, LatentSettings):
+    # Model
     block_size: int = 1024
     """Context: the most tokens the model looks back over, itself included."""
     vocab_size: int = 50304

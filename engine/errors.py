@@ -1,6 +1,7 @@
-"""What a user can put right ends a script with one line; any other error keeps its traceback."""
+"""What a user can fix ends a script with one line; any other error keeps its traceback."""
 
 import contextlib
+import errno
 import inspect
 import re
 import sys
@@ -8,34 +9,48 @@ from pathlib import Path
 
 
 class UserError(ValueError):
-    """A mistake in settings, files or data: the message says what to do. It alone is shown."""
-
-
-NO_MEMORY = "the device has not enough memory: try a smaller batch_size or model"
+    """A mistake in settings, files or data: the message says what to do."""
 
 
 @contextlib.contextmanager
 def one_line_errors():
-    """Around a script: a UserError, or too little memory, is one line and exit code 2.
+    """Around a script: what a user can fix is one line and exit code 2.
 
     `python -X dev SCRIPT` shows where it was raised.
     """
-    if hasattr(sys.stdout, "reconfigure"):  # one without UTF-8 shows others as \u732b
+    if hasattr(sys.stdout, "reconfigure"):  # an output without UTF-8 shows \\u732b instead
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         yield
     except KeyboardInterrupt:
         sys.exit(130)
-    except (UserError, MemoryError, RuntimeError) as error:  # PyTorch's own are RuntimeErrors
-        text = str(error)
-        full = isinstance(error, MemoryError) or "out of memory" in text or "CPUAllocator" in text
-        if sys.flags.dev_mode or not (full or isinstance(error, UserError)):
+    except Exception as error:
+        line = one_line_message(error)
+        if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+            error.add_note("torch.compile failed: if the code is right, try --compile=False")
+        if sys.flags.dev_mode or line is None:
             raise
-        line = NO_MEMORY if full else text[:2000]
-        # Names and values from hostile files may have line ends and a terminal's codes.
-        line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
+        # Names and values from hostile files may be long, or have line ends and a terminal's codes.
+        line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line[:2000])
         print(f"{Path(sys.argv[0]).name}: {line}", file=sys.stderr)
         sys.exit(2)
+
+
+def one_line_message(error):
+    """Return the message of an error that a user can fix, or None for a mistake in the code."""
+    text = str(error)
+    if isinstance(error, UserError):
+        return text
+    # PyTorch's errors are RuntimeErrors, most of which are mistakes in the code.
+    full = isinstance(error, RuntimeError) and re.search("out of memory|CPUAllocator", text)
+    if full or isinstance(error, MemoryError):
+        return "the device has not enough memory: try a smaller batch_size or model"
+    if isinstance(error, OSError):
+        name = str(error.filename or "")
+        named = name and any(name in word for word in sys.argv[1:])  # by the user
+        if named or error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EPIPE):  # a full disk
+            return f"{name}: {error.strerror}" if name else error.strerror
+    return None
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from engine.errors import UserError
 
 @dataclass(kw_only=True)
 class ExpertsSettings:
-    # Of mlp=experts
+    # mlp=experts
     experts: int = 8
     """Their number in a layer."""
     experts_per_token: int = 2

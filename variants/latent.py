@@ -16,7 +16,7 @@ from engine.errors import UserError
 
 @dataclass(kw_only=True)
 class LatentSettings:
-    # Of mixer=latent
+    # mixer=latent
     latent_size: int = 32
     """Numbers that the cache keeps of each position, beside a key of half a head."""
 

@@ -3,17 +3,18 @@
 import pytest
 
 from engine import files
+from engine.errors import UserError
 
 
 def test_a_failed_write_leaves_the_old_content(tmp_path):
     """Catches a file that is half written, or an unfinished one that stays."""
     path = tmp_path / "x.json"
     files.atomic_write(path, b"old")
-    for error, message in (
-        (KeyboardInterrupt(), None),
-        (OSError(28, "No space left"), "cannot write .*x.json: .*No space left"),
+    for error, raised, message in (
+        (KeyboardInterrupt(), KeyboardInterrupt, None),
+        (OSError(28, "No space left"), UserError, "cannot write .*x.json: .*No space left"),
     ):
-        with pytest.raises(type(error), match=message), files.atomic_path(path) as unfinished:
+        with pytest.raises(raised, match=message), files.atomic_path(path) as unfinished:
             unfinished.write_bytes(b"ne")
             raise error
         assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]

@@ -9,7 +9,7 @@ import torch
 from conftest import CPU, parametrize
 
 from engine import machine
-from engine.errors import one_line_message
+from engine.errors import one_line_errors
 from tools.shared import report
 
 CUDA = torch.device("cuda")
@@ -99,13 +99,13 @@ def test_when_compiling_pays(count, capability, triton, pays, monkeypatch, capsy
     assert ("pip install triton" in capsys.readouterr().err) == (count == 2_000 and not triton)
 
 
-def test_what_a_device_cannot_do():
-    """Catches a traceback of Triton's where there is no C compiler."""
+def test_a_compiler_s_error():
+    """Catches an error of torch.compile without a hint, or whose traceback is lost."""
     from torch._inductor.exc import InductorError
 
-    line = one_line_message(InductorError(RuntimeError("Failed to find C compiler.\nPlease"), None))
-    assert "Failed to find C compiler" in line and "--compile=False" in line and "\n" not in line
-    assert one_line_message(NotImplementedError("a path of one's own")) is None
+    with pytest.raises(InductorError) as caught, one_line_errors():
+        raise InductorError(RuntimeError("Failed to find C compiler.\nPlease"), None)
+    assert "--compile=False" in caught.value.__notes__[0]
 
 
 def test_machine_report():

@@ -1,5 +1,6 @@
 """Settings: which value wins, and one helpful line for bad input."""
 
+import errno
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,9 +11,9 @@ import pytest
 import torch
 from conftest import CPU, ROOT, parametrize, refused, run
 
-from engine.errors import one_line_errors
+from engine.errors import UserError, one_line_errors
 from engine.machine import pick_device
-from engine.settings import given_settings, parse_settings
+from engine.settings import parse_settings
 from engine.tokenizer import padded_vocab_size
 from model import GPT
 from sample import SampleConfig
@@ -69,11 +70,42 @@ class Kinds:
         ("--mode=auto --share=-1", dict(mode="auto", share=-1.0)),
         ("--secret a=b", dict(secret="a=b")),
         ("--secret=", dict(secret="")),
+        ("--secret=--flag --mode=False", dict(secret="--flag", mode=False)),
+        ("--secret=a --secret b", dict(secret="b")),
+        ("--mode --flag=false", dict(mode=True, flag=False)),
+        ("--paths=-x --paths=--flag --paths=", dict(paths=(Path("-x"), Path("--flag"), Path("")))),
+        ("--sizes -1 2 --sizes=-3 --flag False", dict(sizes=(-1, 2, -3), flag=False)),
     ],
 )
 def test_each_type(words, given):
-    """Catches a type that is read as another, and a list of which only the last word stays."""
+    """Catches a type that is read as another, a list of which only the last word stays, and a value
+    with a dash that is taken for a setting.
+    """
     assert parse_settings(Kinds, words.split()) == Kinds(**given)
+
+
+def test_spaces_in_a_list():
+    """Catches an item such as "- " that loses its space, or is taken for a setting."""
+    assert parse_settings(SampleConfig, ["--stop=- ", "--stop=a b"]).stop == ("- ", "a b")
+
+
+def test_an_instance_as_default(tmp_path):
+    """Catches a resumed run that forgets its settings, and a list that grows by the default's."""
+    saved = Kinds(paths=(Path("a"),), sizes=(1, 2), secret="kept")
+    preset = tmp_path / "x.toml"
+    preset.write_text("sizes = []\nflag = false\n")
+    got = parse_settings(Kinds, [str(preset), "--paths=b"], saved)
+    assert got == Kinds(paths=(Path("b"),), sizes=(), flag=False, secret="kept")
+
+
+def test_presets_that_are_valid_only_together(tmp_path):
+    """Catches settings that are checked before the command line has completed a preset."""
+    for name, text in ("x", "lora_rank = 4\nn_embd = 100"), ("y", "n_head = 5"):
+        (tmp_path / f"{name}.toml").write_text(text)
+    config = parse(tmp_path / "x.toml", tmp_path / "y.toml", "--init_from=out")
+    assert (config.lora_rank, config.n_embd, config.n_head) == (4, 100, 5)
+    with refused("lora_rank=4"):
+        parse(tmp_path / "x.toml", tmp_path / "y.toml")
 
 
 def test_lists_in_a_preset(tmp_path):
@@ -85,8 +117,14 @@ def test_lists_in_a_preset(tmp_path):
 
 
 REFUSED = {
-    "--n_layer=4.5": "--n_layer: '4.5' is not a whole number",
-    "--dtype=float8": "--dtype: 'float8' is not auto or float32",
+    "--n_layer=4.5": "--n_layer='4.5' is not a whole number",
+    "--dtype=float8": "--dtype='float8' is not auto or float32",
+    "--n_layer": "--n_layer needs a whole number",
+    "--n_embd=True": "--n_embd='True' is not a whole number",
+    "--compile=maybe": "--compile='maybe' is not True or False or auto",
+    "--bacth_size=4": "unknown setting 'bacth_size': did you mean batch_size?",
+    "--n_layer 4 config/minute.toml": "'config/minute.toml' is neither a setting",
+    "-n_layer=4": "'-n_layer=4' is neither a setting",
     "--dropout=nan": "dropout=nan must be at least 0",
     f"--n_embd={10**13}": "n_embd=10000000000000 must be at most 1,000,000,000,000",
     "--batch_size=0": "batch_size=0 must be at least 1",
@@ -101,10 +139,12 @@ REFUSED = {
 
 
 @parametrize("argument", REFUSED)
-def test_bad_settings(argument):
+def test_bad_settings(argument, capfd, monkeypatch):
     """Catches a misspelt or impossible setting that is ignored, or answered with a page of text."""
-    with refused(re.escape(REFUSED[argument])):
-        parse(argument)
+    monkeypatch.setenv("COLUMNS", "20")  # a narrow terminal must not change the message
+    with pytest.raises(UserError, match=rf"\A.*({re.escape(REFUSED[argument])}).*\Z"):
+        parse(*argument.split(" "))
+    assert capfd.readouterr() == ("", "")
 
 
 @parametrize(
@@ -112,9 +152,16 @@ def test_bad_settings(argument):
     [
         ("\ufeffn_layr = 3", r"x.toml: unknown setting 'n_layr': did you mean n_layer\?"),
         ('n_layer = "3"', "x.toml: n_layer='3' is not a whole number"),
+        ("n_layer = true", "x.toml: n_layer=True is not a whole number"),
+        ("n_layer = 4.0", "x.toml: n_layer=4.0 is not a whole number"),
+        ('compile = "true"', "x.toml: compile='true' is not True or False or auto"),
+        ("bias = 1", "x.toml: bias=1 is not True or False"),
+        ("dropout = true", "x.toml: dropout=True is not a number"),
+        ("dtype = 32", "x.toml: dtype=32 is not auto or float32"),
+        ("out_dir = 3", "x.toml: out_dir=3 is not text"),
         ("out_dir = true", "x.toml: out_dir=True is not text"),
         ('out_dir = ["a"]', r"x.toml: out_dir=\['a'\] is not text"),
-        ('"out_dir=a" = "b"', "x.toml: out_dir=a=.b. is not"),
+        ('"out_dir=a" = "b"', "x.toml: unknown setting 'out_dir"),
         ("n_layer", "x.toml is not TOML"),
     ],
 )
@@ -152,21 +199,39 @@ def test_included_presets(preset):
             assert said == f"{value:.{digits}f}", what
 
 
+@parametrize("columns", [80, 120])
 @parametrize("cls", [TrainConfig, SampleConfig, Kinds])
-def test_help_documents_every_setting(cls, capsys, monkeypatch):
-    """Catches a setting without a word of help, and a heading, type or default that is lost."""
-    monkeypatch.setenv("COLUMNS", "200")
+def test_help_documents_every_setting(cls, columns, capsys, monkeypatch):
+    """Catches a setting without a word of help, a heading, type or default that is lost, and a
+    usage line that lists all settings.
+    """
+    monkeypatch.setenv("COLUMNS", str(columns))
     with pytest.raises(SystemExit) as stop:
-        given_settings(cls, ["--help"])
+        parse_settings(cls, ["--help"])
     assert not stop.value.code
-    text = capsys.readouterr().out
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= columns and lines[1] == "" and lines[0].startswith("usage: ")
+    text = " ".join(" ".join(lines).replace("│", " ").split())
     for name in cls.__dataclass_fields__:
-        about = text.split(f"  --{name} ")[1].split("(default")[0].split(">")[-1]
-        assert len(about.split()) > 2, name
-    if cls is Kinds:
-        order = "Kinds: | --paths |100 %,|Choices:| --flag | --share <a number> |(default: None)"
-        places = [text.index(part.strip()) for part in order.split("|")]
-        assert places == sorted(places)
+        assert text.count(f" --{name} ") == 1, name
+        about = text.split(f" --{name} ")[1].split("(default: ")[0]
+        assert len(about.split()) > 3, name  # of which the first is the type
+    order = {
+        TrainConfig: """Output options, --seed INT, Data options, Model options, --dropout FLOAT,
+            Machine options, (default: 'auto'), --compile {True, mlp=experts options, --balance""",
+        SampleConfig: "SampleConfig options, --stop STR ..., Sampling options",
+        Kinds: """Kinds options, --paths PATH ..., 100 %, (default: ()), Choices options, --flag,
+            --share {None}|FLOAT, (default: None)""",
+    }[cls]
+    places = [text.index(part) for part in " ".join(order.split()).split(", ")]
+    assert places == sorted(places)
+
+
+def test_help_shows_the_defaults_of_an_instance(capsys):
+    """Catches a script of experiments/ whose help shows other defaults than it uses."""
+    with pytest.raises(SystemExit):
+        parse_settings(Kinds, ["--help"], Kinds(secret="of this script"))
+    assert "(default: 'of this script')" in capsys.readouterr().out
 
 
 def test_devices(monkeypatch):
@@ -182,6 +247,53 @@ def test_devices(monkeypatch):
             pick_device(name)
     gpu["is_available"] = False  # its driver is too old
     assert pick_device("auto") == CPU
+
+
+@parametrize(
+    "error, message",
+    [
+        (UserError("no such dataset"), "no such dataset"),
+        (OSError(errno.ENOSPC, "No space left on device"), "No space left on device"),
+        (OSError(errno.EDQUOT, "Quota exceeded", "out/x"), "out/x: Quota exceeded"),
+        (FileNotFoundError(2, "No such file", "mine.txt"), "mine.txt: No such file"),
+        (IsADirectoryError(21, "Is a directory", Path("mine.txt")), "mine.txt: Is a directory"),
+        (BrokenPipeError(32, "Broken pipe"), "Broken pipe"),
+        (FileNotFoundError(2, "No such file", "engine/kernel.cu"), None),
+        (OSError(errno.EIO, "Input/output error"), None),
+        (ValueError("not enough values to unpack (expected 3, got 2)"), None),
+        (RuntimeError("shapes do not match"), None),
+        (KeyError("n_layer"), None),
+    ],
+)
+def test_whose_mistake_it_is(error, message, capsys, monkeypatch):
+    """Catches a traceback where a user can help, and one line that hides a mistake in the code."""
+    monkeypatch.setattr("sys.argv", ["script.py", "--input=mine.txt"])
+    with pytest.raises(SystemExit if message else type(error)) as stop, one_line_errors():
+        raise error
+    if message:
+        assert stop.value.code == 2 and capsys.readouterr().err == f"script.py: {message}\n"
+
+
+def test_an_interrupt(capsys):
+    """Catches Ctrl-C that ends with a traceback, or as if the script had finished."""
+    with pytest.raises(SystemExit) as stop, one_line_errors():
+        raise KeyboardInterrupt
+    assert stop.value.code == 130 and not capsys.readouterr().err
+
+
+def test_a_mistake_in_a_forward_pass(tmp_path):
+    """Catches a mistake in model.py of which only one line is shown, without file and line."""
+    code = """
+import sys, runpy, model
+def forward(self, *arguments, **options):
+    q, k, v = 1, 2
+model.GPT.forward = forward
+sys.argv = ["train.py", "--max_iters=1", "--eval_iters=1", f"--out_dir={sys.argv[1]}"]
+runpy.run_path("train.py", run_name="__main__")
+"""
+    found = run("-c", code, str(tmp_path))
+    assert found.returncode == 1
+    assert "Traceback" in found.stderr and "line 4, in forward" in found.stderr
 
 
 def test_a_developer_s_traceback():
@@ -203,7 +315,7 @@ def test_too_little_memory(library, capsys):
 def test_a_hostile_message(capsys):
     """Catches a name from a hostile file that ends the line, or speaks to the terminal."""
     with pytest.raises(SystemExit), one_line_errors():
-        raise ValueError("a\nb\x1b[2J\u202e猫" + "x" * 10**6)
+        raise UserError("a\nb\x1b[2J\u202e猫" + "x" * 10**6)
     errors = capsys.readouterr().err
     assert "a\\nb\\x1b[2J\\u202e猫xx" in errors and len(errors) < 2100
     assert errors.strip().isprintable()

@@ -3,7 +3,7 @@
 import pytest
 from conftest import POEM, complaint, parametrize, run_here, save, save_translator, tiny
 
-from engine import dataset
+from engine import dataset, prepare
 from engine.tokenizer import create_tokenizer
 
 MINE = "data/text/prepare.py --name=test-bad"
@@ -11,12 +11,12 @@ LINES = {
     "attention.py lookup": "choose from two-tokens, look-up",
     "sample.py --out_dri=x": "unknown setting 'out_dri': did",
     "data/chat/prepare.py": "--input is missing: which files",
-    "data/chat/prepare.py --input=/nowhere": "/nowhere: No such file",
+    "data/chat/prepare.py --input=/nowhere": "there is no file or folder /nowhere",
     "data/chat/prepare.py --input={}/word --name=..": "--name=.. must be a folder's name",
     MINE: "--input is missing",
     f"{MINE} --input={{}}/latin": "latin is not UTF-8 text",
     f"{MINE} --input={{}}/latin --encoding=cp99": "is not CP99 text: unknown encoding: cp99",
-    f"{MINE} --input={{}}/none": "No such file or directory",
+    f"{MINE} --input={{}}/none": "there is no file or folder ",
     f"{MINE} --input={{}}/empty": "found no text in ",
     "data/text/prepare.py --input={}/word --name=stdlib": "--name=stdlib must be a folder's name",
     "-m experiments.scaling --seeds=0": "seeds=0 must be at least 1",
