@@ -28,7 +28,7 @@ OTHERS = {  # what else a folder may hold, as a pattern -> what to do with it
 # ---- Finding
 
 
-def folder_of(name, which="latest"):
+def find_model(name, which="latest"):
     """Return the folder of a model; UserError if there is none.
 
     name: the folder of a run, of which it is a checkpoint (which: latest, best, step_...); another
@@ -42,9 +42,9 @@ def folder_of(name, which="latest"):
     if folder.is_dir():
         return folder
     if name in GPT2_NAMES:
-        return download(f"openai-community/{name}")
+        return download_model(f"openai-community/{name}")
     if re.fullmatch(r"[\w.-]+/[\w.-]+", str(name)) and not folder.exists():
-        return download(str(name))
+        return download_model(str(name))
     raise UserError(
         f"{str(name)!r} is neither a folder nor a published model: {', '.join(GPT2_NAMES)}, or "
         "OWNER/NAME"
@@ -55,10 +55,10 @@ def folder_in(settings):
     """Return the folder of the model that settings name: out_dir and checkpoint, or init_from."""
     if settings.init_from in ("", "resume"):
         return checkpoint.find_checkpoint(settings.out_dir, settings.checkpoint)
-    return folder_of(settings.init_from, settings.checkpoint)
+    return find_model(settings.init_from, settings.checkpoint)
 
 
-def download(name):
+def download_model(name):
     """Return the folder in huggingface_hub's cache with a published model, OWNER/NAME."""
     remedy = ": connect to the internet, or give a folder with config.json and model.safetensors"
     with library_errors(f"cannot download {name}", remedy):
@@ -112,7 +112,7 @@ def read_tensors(folder):
 
 def load_model(GPT, name_or_folder, base="", **changes):
     """Return the GPT that name_or_folder is, in float32 on the CPU: see GPT.from_pretrained."""
-    folder = folder_of(name_or_folder)
+    folder = find_model(name_or_folder)
     if checkpoint.is_ours(folder):
         return load_checkpoint(GPT, folder, base=base, **changes)
     return with_weights(GPT, *load_pretrained(folder), folder, base, **changes)
@@ -213,7 +213,7 @@ def sha256_of_weights(model):
 
 
 def load_tokenizer(folder, vocab_size):
-    """Return the tokenizer of a model in a folder from folder_of.
+    """Return the tokenizer of a model in a folder from find_model.
 
     vocab_size: ids that the model has; the tokenizer may have further special tokens, but not use
     them. UserError if there is no tokenizer, or one with more ids.
@@ -426,7 +426,7 @@ def config_from_hugging_face(config):
         )
     family = FAMILIES[kind]
     fields = dict(config)
-    ours = read_settings(fields, family)
+    ours = read_fields(fields, family)
     if kind == "gpt2":
         ours["mlp"] = ACTIVATIONS[config.get("activation_function", "gelu_new")]
     else:
@@ -439,7 +439,7 @@ def config_from_hugging_face(config):
     return ours
 
 
-def read_settings(fields, family):
+def read_fields(fields, family):
     """Take the fields that the family's tables have out of fields; return our settings, a dict."""
     ours = {}
     for field, (name, default) in family.settings.items():

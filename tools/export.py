@@ -70,8 +70,8 @@ def export(config):
         "tokenizer_config.json": {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "model_max_length": standard_config.block_size,
-            "eos_token": text_of(tokenizer, end),
-            "bos_token": text_of(tokenizer, begin),
+            "eos_token": token_text(tokenizer, end),
+            "bos_token": token_text(tokenizer, begin),
             "clean_up_tokenization_spaces": False,
             **chat,
         },
@@ -93,7 +93,7 @@ def export(config):
     return to
 
 
-def text_of(tokenizer, token):
+def token_text(tokenizer, token):
     """The text of a token, without the space that a tokenizer of words puts before each."""
     return None if token is None else tokenizer.decode([token]).strip()
 

@@ -1,4 +1,4 @@
-"""Our models as those of a published family: what engine/weights reads, written."""
+"""Our models as those of a published family: what engine/published.py reads, written."""
 
 from engine.published import ACTIVATIONS, FAMILIES, LLAMA_3, join_name, oriented, split_name
 
