@@ -25,10 +25,11 @@ import torch
 from tqdm import tqdm
 
 from engine.errors import at_least, choose
-from engine.machine import half_dtype, peak_bytes
+from engine.machine import half_dtype
 from engine.optimizer import clip_gradients, make_optimizer
 from model import GPT
 from tools.shared import benchmark
+from tools.shared.measure import peak_bytes
 from tools.shared.settings import run
 
 TEXTS_ON_GPU = 480  # in a round: to wait after each step would be part of its time
@@ -104,7 +105,7 @@ def time_to_loss(config, device):
     with tempfile.TemporaryDirectory() as folder:
         for seed in tqdm(range(config.seeds), "runs", unit="seed"):
             last, _ = benchmark.run_train([*words, f"--seed={seed}"], Path(folder, str(seed)))
-            names = ("step", "val_loss", "mfu", "seconds")
+            names = ("step", "val_loss", "seconds")
             runs.append({"seed": seed} | {name: last[name] for name in names})
             # In the middle, since the machine's speed may drift.
             if config.nanogpt and seed == config.seeds // 2:
@@ -182,34 +183,17 @@ def make_steps(config, shape, device, dtype):
     autocast = torch.autocast(device.type, getattr(torch, dtype), enabled=on_gpu)
     scaler = torch.amp.GradScaler(device.type, enabled=dtype == "float16")
 
-    def our_step(net, optimizer):  # as in train.py
-        clip = 1.0 if settings.optimizer == "adamw" else 0.0  # as their presets
-
-        def step():
+    def step_of(net, optimizer, clip, **options):
+        def step():  # as in train.py and in nanoGPT's
             for _ in range(count):
                 with autocast:
-                    loss = net(x, y, only_loss=True)[1] / count
+                    loss = net(x, y, **options)[1] / count
                 scaler.scale(loss).backward()
             scaler.unscale_(optimizer)
-            clip_gradients(optimizer, clip)
+            clip()
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad()
-            return loss
-
-        return step
-
-    def nanogpt_step(net, optimizer):  # as in its train.py, which reads the loss only to log it
-        def step():
-            for _ in range(count):
-                with autocast:
-                    loss = net(x, y)[1] / count
-                scaler.scale(loss).backward()
-            scaler.unscale_(optimizer)
-            torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
-            scaler.step(optimizer)
-            scaler.update()
-            optimizer.zero_grad(set_to_none=True)
             return loss
 
         return step
@@ -219,10 +203,13 @@ def make_steps(config, shape, device, dtype):
         torch.manual_seed(0)
         model = GPT(model_config).to(device)
         optimizer = make_optimizer(model, settings)
-        steps[f"lookback, {way}"] = our_step(COMPILE[way](model), optimizer)
+        most = 1.0 if settings.optimizer == "adamw" else 0.0  # as our presets
+        clip = functools.partial(clip_gradients, optimizer, most)
+        steps[f"lookback, {way}"] = step_of(COMPILE[way](model), optimizer, clip, only_loss=True)
     if peer := config.peer(name, device, bias=False):
         optimizer = peer.configure_optimizers(0.1, 1e-3, (0.9, 0.99), device.type)
-        steps["nanoGPT"] = nanogpt_step(COMPILE[default](peer), optimizer)
+        clip = functools.partial(torch.nn.utils.clip_grad_norm_, [*peer.parameters()], 1.0)
+        steps["nanoGPT"] = step_of(COMPILE[default](peer), optimizer, clip)
     return model, count * x.numel(), steps
 
 
