@@ -216,8 +216,8 @@ def sha256_of_weights(model):
 def load_tokenizer(folder, vocab_size):
     """Return the tokenizer of a model in a folder from find_model.
 
-    vocab_size: the model's number of ids. The tokenizer may have more special tokens than that, but
-    may not use them. UserError if there is no tokenizer, or if it has more other ids.
+    vocab_size: the model's number of ids. Special tokens may exceed it; a text that uses them is
+    refused. UserError if there is no tokenizer, or if its other ids exceed it.
     """
     found = tokenizer.tokenizer_from_folder(folder)
     further = {*range(vocab_size, found.vocab_size)}
@@ -452,10 +452,7 @@ def rope_settings(fields, block_size):
     block_size: the number of trained positions, if no field has it.
     """
     scaling = {}
-    for name in (
-        "rope_parameters",
-        "rope_scaling",
-    ):  # transformers uses the second if there are both
+    for name in ("rope_parameters", "rope_scaling"):  # as transformers, the second wins
         scaling = dict(fields.pop(name, None) or scaling)
     base = scaling.pop("rope_theta", fields.get("rope_theta", 1e4))
     if fields.pop("rope_theta", base) != base:
