@@ -1,4 +1,4 @@
-"""Training: how long a step takes beside nanoGPT's, and how long a preset takes to its loss.
+"""Measure training: seconds of a step, versus nanoGPT's, and of a preset until its end.
 
     python -m benchmarks.train [--nanogpt=../nanoGPT] [--shapes=gpt2:12] [--preset=config/x.toml]
     python -m benchmarks.train --preset= [--nanogpt=../nanoGPT]     steps alone
@@ -72,7 +72,7 @@ class TrainBench(benchmark.ShapeSettings):
     seeds: int = 10
     """Runs of the preset."""
     texts: int = 0
-    """Of a step, in as many micro-batches as a shape's number of texts needs; 0: in one."""
+    """Sequences in a step, in as many micro-batches as the shape's number needs; 0: in one."""
     compile: str = ""
     """Ways to compile our model, a row for each: none, whole, blocks (each by itself), autotuned
     (takes minutes). Empty: whole on a GPU, else none."""
@@ -141,8 +141,8 @@ def curve_of(lines):
 def compare_steps(config, shape, device, gflops):
     """Time a training step of a shape: a row for our model, compiled in each way, and nanoGPT's.
 
-    MFU is the share of the peak: of what must be computed, and by nanoGPT's formula. MB is what the
-    step holds beside weights and optimizer.
+    MFU is the share of the peak, by the operations that are needed and by nanoGPT's formula. MB is
+    the memory that a step holds in addition to the weights and the optimizer.
     """
     torch.compiler.reset()  # or what is compiled from the second shape on is for any
     on_gpu = device.type == "cuda"

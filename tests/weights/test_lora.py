@@ -185,5 +185,5 @@ def test_what_does_not_fit(tmp_path):
     save(tmp_path / "base", other)
     with refused("its base .* is not .*base/"):
         GPT.from_pretrained(folder)
-    with refused("is no LoRA adapter, leave it out"):
+    with refused("isn't a LoRA adapter: leave --adapter out"):
         export(ExportConfig(out_dir=str(tmp_path / "moved"), to="x", adapter=True))
