@@ -17,9 +17,9 @@ from tqdm import tqdm
 
 from attention import ATTENTION, FEATURE, linear
 from engine.errors import at_least
-from engine.machine import measure_seconds, peak_bytes
 from masks import VISIBLE
 from tools.shared import benchmark
+from tools.shared.measure import measure_seconds, peak_bytes
 from tools.shared.settings import run
 
 B, H, D = 1, 8, 64  # sequences, heads, head size

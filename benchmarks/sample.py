@@ -1,4 +1,4 @@
-"""Sampling: tokens per second beside nanoGPT, and how fast a step reads the weights.
+"""Measure sampling: tokens per second, versus nanoGPT, and how fast a step reads the weights.
 
     python -m benchmarks.sample [--nanogpt=../nanoGPT] [--shapes=gpt2,llama_7b:16]
 

@@ -1,4 +1,4 @@
-"""Training: how long a step takes beside nanoGPT's, and how long a preset takes to its loss.
+"""Measure training: seconds of a step, versus nanoGPT's, and of a preset until its end.
 
     python -m benchmarks.train [--nanogpt=../nanoGPT] [--shapes=gpt2:12] [--preset=config/x.toml]
     python -m benchmarks.train --preset= [--nanogpt=../nanoGPT]     steps alone
@@ -25,10 +25,11 @@ import torch
 from tqdm import tqdm
 
 from engine.errors import at_least, choose
-from engine.machine import half_dtype, peak_bytes
+from engine.machine import half_dtype
 from engine.optimizer import clip_gradients, make_optimizer
 from model import GPT
 from tools.shared import benchmark
+from tools.shared.measure import peak_bytes
 from tools.shared.settings import run
 
 TEXTS_ON_GPU = 480  # in a round: to wait after each step would be part of its time
@@ -71,7 +72,7 @@ class TrainBench(benchmark.ShapeSettings):
     seeds: int = 10
     """Runs of the preset."""
     texts: int = 0
-    """Of a step, in as many micro-batches as a shape's number of texts needs; 0: in one."""
+    """Sequences in a step, in as many micro-batches as the shape's number needs; 0: in one."""
     compile: str = ""
     """Ways to compile our model, a row for each: none, whole, blocks (each by itself), autotuned
     (takes minutes). Empty: whole on a GPU, else none."""
@@ -104,7 +105,7 @@ def time_to_loss(config, device):
     with tempfile.TemporaryDirectory() as folder:
         for seed in tqdm(range(config.seeds), "runs", unit="seed"):
             last, _ = benchmark.run_train([*words, f"--seed={seed}"], Path(folder, str(seed)))
-            names = ("step", "val_loss", "mfu", "seconds")
+            names = ("step", "val_loss", "seconds")
             runs.append({"seed": seed} | {name: last[name] for name in names})
             # In the middle, since the machine's speed may drift.
             if config.nanogpt and seed == config.seeds // 2:
@@ -140,8 +141,8 @@ def curve_of(lines):
 def compare_steps(config, shape, device, gflops):
     """Time a training step of a shape: a row for our model, compiled in each way, and nanoGPT's.
 
-    MFU is the share of the peak: of what must be computed, and by nanoGPT's formula. MB is what the
-    step holds beside weights and optimizer.
+    MFU is the share of the peak, by the operations that are needed and by nanoGPT's formula. MB is
+    the memory that a step holds in addition to the weights and the optimizer.
     """
     torch.compiler.reset()  # or what is compiled from the second shape on is for any
     on_gpu = device.type == "cuda"
@@ -182,34 +183,17 @@ def make_steps(config, shape, device, dtype):
     autocast = torch.autocast(device.type, getattr(torch, dtype), enabled=on_gpu)
     scaler = torch.amp.GradScaler(device.type, enabled=dtype == "float16")
 
-    def our_step(net, optimizer):  # as in train.py
-        clip = 1.0 if settings.optimizer == "adamw" else 0.0  # as their presets
-
-        def step():
+    def step_of(net, optimizer, clip, **options):
+        def step():  # as in train.py and in nanoGPT's
             for _ in range(count):
                 with autocast:
-                    loss = net(x, y, only_loss=True)[1] / count
+                    loss = net(x, y, **options)[1] / count
                 scaler.scale(loss).backward()
             scaler.unscale_(optimizer)
-            clip_gradients(optimizer, clip)
+            clip()
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad()
-            return loss
-
-        return step
-
-    def nanogpt_step(net, optimizer):  # as in its train.py, which reads the loss only to log it
-        def step():
-            for _ in range(count):
-                with autocast:
-                    loss = net(x, y)[1] / count
-                scaler.scale(loss).backward()
-            scaler.unscale_(optimizer)
-            torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
-            scaler.step(optimizer)
-            scaler.update()
-            optimizer.zero_grad(set_to_none=True)
             return loss
 
         return step
@@ -219,10 +203,13 @@ def make_steps(config, shape, device, dtype):
         torch.manual_seed(0)
         model = GPT(model_config).to(device)
         optimizer = make_optimizer(model, settings)
-        steps[f"lookback, {way}"] = our_step(COMPILE[way](model), optimizer)
+        most = 1.0 if settings.optimizer == "adamw" else 0.0  # as our presets
+        clip = functools.partial(clip_gradients, optimizer, most)
+        steps[f"lookback, {way}"] = step_of(COMPILE[way](model), optimizer, clip, only_loss=True)
     if peer := config.peer(name, device, bias=False):
         optimizer = peer.configure_optimizers(0.1, 1e-3, (0.9, 0.99), device.type)
-        steps["nanoGPT"] = nanogpt_step(COMPILE[default](peer), optimizer)
+        clip = functools.partial(torch.nn.utils.clip_grad_norm_, [*peer.parameters()], 1.0)
+        steps["nanoGPT"] = step_of(COMPILE[default](peer), optimizer, clip)
     return model, count * x.numel(), steps
 
 

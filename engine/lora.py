@@ -1,7 +1,7 @@
-"""LoRA: two thin matrices learn beside a frozen one (Hu et al. 2021, arXiv:2106.09685).
+"""LoRA: freeze a matrix and train two thin ones that add to it (Hu et al. 2021, arXiv:2106.09685).
 
 A layer computes W x + alpha / rank * B A x. W needs no gradient and no optimizer state. Checkpoints
-hold A and B alone, and say where the base is. B is zero at first: training begins at the base.
+hold only A and B, and the path of the base. B starts at zero, so training starts at the base.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from engine.errors import choose
 
 @dataclass(kw_only=True)
 class Adapter:
-    """What a checkpoint says of an adapter: settings, as in train.TrainConfig, and its base."""
+    """An adapter's settings, as in train.TrainConfig, with the path and the hash of its base."""
 
     lora_rank: int = 1
     lora_alpha: float = 1.0
@@ -24,7 +24,7 @@ class Adapter:
 
 
 class LoRALinear(nn.Module):
-    """A Linear, and beside it lora_A (inputs to rank) and lora_B (rank to outputs)."""
+    """A Linear, plus lora_A (inputs to rank) and lora_B (rank to outputs)."""
 
     def __init__(self, linear, adapter):
         super().__init__()
@@ -39,7 +39,7 @@ class LoRALinear(nn.Module):
 
 
 def attach(model, adapter):
-    """Freeze a GPT, and put an Adapter's matrices beside the layers of its blocks that it names."""
+    """Freeze a GPT, and add an Adapter's matrices to the layers of its blocks that it names."""
     model.requires_grad_(False)
     model.lora = adapter
     targets = adapter.lora_targets.split(",")
@@ -53,7 +53,7 @@ def attach(model, adapter):
 
 @torch.no_grad()
 def merge(model):
-    """Make a GPT with an adapter one without, that computes the same."""
+    """Add an adapter's matrices to the weights of its GPT, which then has no adapter."""
     for parent, name, layer in list(layers_of(model, LoRALinear)):
         layer.linear.weight += layer.scale * layer.lora_B.weight @ layer.lora_A.weight
         setattr(parent, name, layer.linear)
@@ -62,7 +62,7 @@ def merge(model):
 
 
 def layers_of(model, kind):
-    """Yield (its parent, its name there, layer) for each layer of one class in the blocks."""
+    """Yield (parent, name in the parent, layer) for each layer of one class in the blocks."""
     for parent in model.transformer.h.modules():
         for name, layer in parent.named_children():
             if type(layer) is kind:

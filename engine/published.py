@@ -1,4 +1,4 @@
-"""Models that exist already: a run's, a folder in Hugging Face's layout, or a published name."""
+"""Load existing models: checkpoints, folders in Hugging Face's layout, and published names."""
 
 import contextlib
 import itertools
@@ -28,11 +28,12 @@ OTHERS = {  # what else a folder may hold, as a pattern -> what to do with it
 # ---- Finding
 
 
-def folder_of(name, which="latest"):
+def find_model(name, which="latest"):
     """Return the folder of a model; UserError if there is none.
 
-    name: the folder of a run, of which it is a checkpoint (which: latest, best, step_...); another
-    folder; or a published model, gpt2 or OWNER/NAME, downloaded once to huggingface_hub's cache.
+    name: the folder of a run, whose checkpoint `which` is returned (latest, best, step_...);
+    another folder; or a published model, gpt2 or OWNER/NAME, which is downloaded once to
+    huggingface_hub's cache.
     """
     folder = Path(name)
     if checkpoint.is_ours(folder):
@@ -42,9 +43,9 @@ def folder_of(name, which="latest"):
     if folder.is_dir():
         return folder
     if name in GPT2_NAMES:
-        return download(f"openai-community/{name}")
+        return download_model(f"openai-community/{name}")
     if re.fullmatch(r"[\w.-]+/[\w.-]+", str(name)) and not folder.exists():
-        return download(str(name))
+        return download_model(str(name))
     raise UserError(
         f"{str(name)!r} is neither a folder nor a published model: {', '.join(GPT2_NAMES)}, or "
         "OWNER/NAME"
@@ -52,13 +53,13 @@ def folder_of(name, which="latest"):
 
 
 def folder_in(settings):
-    """Return the folder of the model that settings name: out_dir and checkpoint, or init_from."""
+    """Return the folder of the model in the settings: init_from, or a checkpoint in out_dir."""
     if settings.init_from in ("", "resume"):
         return checkpoint.find_checkpoint(settings.out_dir, settings.checkpoint)
-    return folder_of(settings.init_from, settings.checkpoint)
+    return find_model(settings.init_from, settings.checkpoint)
 
 
-def download(name):
+def download_model(name):
     """Return the folder in huggingface_hub's cache with a published model, OWNER/NAME."""
     remedy = ": connect to the internet, or give a folder with config.json and model.safetensors"
     with library_errors(f"cannot download {name}", remedy):
@@ -72,9 +73,9 @@ def download(name):
 
 
 def load_pretrained(folder):
-    """Return a model's config, a dict, and its weights: name -> tensor on the CPU.
+    """Return the config (a dict) and the weights (name -> tensor on the CPU) of a folder's model.
 
-    UserError, which names the folder, for what cannot be loaded.
+    UserError, which names the folder, if they cannot be loaded.
     """
     with library_errors(f"{folder} cannot be loaded"):
         for pattern, remedy in OTHERS.items():
@@ -94,8 +95,8 @@ def load_pretrained(folder):
 def read_tensors(folder):
     """Return (name, tensor) pairs of a folder in Hugging Face's layout.
 
-    They are in one file of safetensors, or in several that an index names: as in transformers, an
-    index beside the one file is left over.
+    They are in model.safetensors, or in several files that an index names. If there are both, the
+    index is ignored, as transformers does.
     """
     index = folder / "model.safetensors.index.json"
     files = ["model.safetensors"]
@@ -111,8 +112,8 @@ def read_tensors(folder):
 
 
 def load_model(GPT, name_or_folder, base="", **changes):
-    """Return the GPT that name_or_folder is, in float32 on the CPU: see GPT.from_pretrained."""
-    folder = folder_of(name_or_folder)
+    """Return a GPT with existing weights, in float32 on the CPU: see GPT.from_pretrained."""
+    folder = find_model(name_or_folder)
     if checkpoint.is_ours(folder):
         return load_checkpoint(GPT, folder, base=base, **changes)
     return with_weights(GPT, *load_pretrained(folder), folder, base, **changes)
@@ -121,7 +122,7 @@ def load_model(GPT, name_or_folder, base="", **changes):
 def load_checkpoint(GPT, folder, merge=True, base="", **changes):
     """Return the GPT of one checkpoint; base, changes and errors as in GPT.from_pretrained.
 
-    merge: one of LoRA has its adapter merged into its weights; False: apart, to train on.
+    merge: merge a LoRA adapter into the weights; False: keep it apart, to continue its training.
     """
     saved = checkpoint.load_config(folder)
     if saved["lora"]:
@@ -134,12 +135,12 @@ def load_checkpoint(GPT, folder, merge=True, base="", **changes):
 
 
 def with_weights(GPT, config, weights, source, base="", **changes):
-    """Return a GPT of a config (dict) and weights (name -> tensor), taken without a copy.
+    """Return a GPT with a config (dict) and weights (name -> tensor), which are not copied.
 
-    source: their name in errors. base: refused, since only an adapter has one.
+    source: where they are from, for errors. base: refused, since only an adapter has one.
     """
     if base:
-        raise UserError(f"base={base} is for a LoRA adapter, and {source} is none")
+        raise UserError(f"base={base} is for a LoRA adapter, and {source} isn't one")
     config = settings_from(GPT.Config, config | changes, source)
     with WithoutInit():
         model = GPT(config)
@@ -150,14 +151,14 @@ def with_weights(GPT, config, weights, source, base="", **changes):
 
 
 def load_adapter(GPT, saved, folder, base="", **changes):
-    """Return the GPT of a checkpoint that is an adapter, on its base.
+    """Return the GPT of a checkpoint that is an adapter, with its base.
 
-    saved: its config.json. UserError if the base has other weights than in training.
+    saved: its config.json. UserError if the base's weights differ from those in training.
     """
     adapter = lora.Adapter(**saved["lora"])
     place = base or adapter.base
     model = None
-    with contextlib.suppress(UserError):  # it is not there, or damaged
+    with contextlib.suppress(UserError):  # it is missing or damaged
         model = load_model(GPT, place)
     if model is None or sha256_of_weights(model) != adapter.sha256:
         raise UserError(
@@ -177,7 +178,7 @@ def load_adapter(GPT, saved, folder, base="", **changes):
 class WithoutInit(TorchFunctionMode):
     """Skip torch.nn.init for parameters that will be replaced.
 
-    They need no random numbers, and no memory either, as nothing touches it.
+    This saves the random numbers, and the memory too: pages that are never written are not used.
     """
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
@@ -189,7 +190,7 @@ class WithoutInit(TorchFunctionMode):
 def check_weights(parameters, weights, source):
     """Return weights (name -> tensor) in float32.
 
-    UserError, which names the source, unless they have the names and shapes of the parameters.
+    UserError, which names the source, if their names or shapes differ from the parameters'.
     """
     for name in parameters.keys() | weights.keys():
         here, there = (
@@ -213,10 +214,10 @@ def sha256_of_weights(model):
 
 
 def load_tokenizer(folder, vocab_size):
-    """Return the tokenizer of a model in a folder from folder_of.
+    """Return the tokenizer of a model in a folder from find_model.
 
-    vocab_size: ids that the model has; the tokenizer may have further special tokens, but not use
-    them. UserError if there is no tokenizer, or one with more ids.
+    vocab_size: the model's number of ids. Special tokens may exceed it; a text that uses them is
+    refused. UserError if there is no tokenizer, or if its other ids exceed it.
     """
     found = tokenizer.tokenizer_from_folder(folder)
     further = {*range(vocab_size, found.vocab_size)}
@@ -231,7 +232,7 @@ def load_tokenizer(folder, vocab_size):
 def check_tokenizer(folder, vocab_size, data):
     """Return the tokenizer of the model in a folder; a Dataset may have more special tokens.
 
-    UserError if the model was trained on other tokens than those of the Dataset.
+    UserError if the model was trained on other tokens than the Dataset's.
     """
     found = load_tokenizer(folder, vocab_size)
     if not data.tokenizer.extends(found):
@@ -246,12 +247,12 @@ def check_tokenizer(folder, vocab_size, data):
 # --------------------------------------------------------------------------------------------------
 # Published models as ours: their config.json, and the names of their tensors.
 #
-# There is one table per family. Each field of a config.json is one of our settings, or has a value
-# that is built here, or changes nothing that is computed, as one that is not known but None, False
-# or 0. Any other field stops the load and is named, so that a model is never silently another one.
+# There is one table per family. A field of config.json becomes one of our settings, or must have a
+# value that we support, or changes no result: it is in IGNORED, or it is None, False or 0. Any
+# other field is refused by name, so that no model is silently loaded as another one.
 
-# Fields about training, generating, other tasks, text and programs, of all versions of
-# transformers. A family may know one of them.
+# Fields about training, generation, other tasks, text and software, in any version of transformers.
+# If a family's table has one of them, the table decides.
 IGNORED = set(
     """
     _attn_implementation _attn_implementation_autoset _attn_implementation_internal _commit_hash
@@ -285,16 +286,16 @@ class Family:
     settings: dict
     """Field: (our setting, value where the field is missing); ... if it must be there."""
     values: dict
-    """Field: values that are built here; the first is that of a missing field."""
+    """Field: values that we support; the first is the value of a missing field."""
     always: dict
-    """Our settings that all models of the family have."""
+    """Our settings that all models of the family share."""
     tensors: dict
     """Our module: theirs, from top to bottom."""
     unused: tuple = ()
-    """Fields that change nothing in this family alone."""
+    """Fields that change no result in this family, but may in others."""
 
 
-ACTIVATIONS = {  # theirs: ours; of several names the first is written
+ACTIVATIONS = {  # theirs: ours; if ours has several names, export writes the first
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu": "gelu",
@@ -303,7 +304,7 @@ ACTIVATIONS = {  # theirs: ours; of several names the first is written
     "silu": "silu",
     "swish": "silu",
 }
-DECODER = {"is_causal": [True], "partial_rotary_factor": [1]}  # of any family
+DECODER = {"is_causal": [True], "partial_rotary_factor": [1]}  # in every family
 GPT2 = Family(
     hf_class="GPT2LMHeadModel",
     settings={
@@ -341,8 +342,8 @@ LLAMA = Family(
     },
     values=DECODER | {"hidden_act": ["silu", "swish"]},
     always=dict(position="rope", norm="rmsnorm_scale", mlp="swiglu", bias=False),
-    # Some of our matrices are several of theirs, one on top of the other: queries, keys and values
-    # in attn.c_attn; a gated MLP's two inputs in mlp.c_fc.
+    # Two of our matrices are several of theirs, stacked: attn.c_attn is queries, keys and values;
+    # mlp.c_fc of a gated MLP is its gate and its input.
     tensors={
         "lm_head": ["lm_head"],
         "wte": ["embed_tokens"],
@@ -360,7 +361,7 @@ LLAMA = Family(
 
 
 def relative_of_llama(hf_class, settings, unused=(), **always):
-    """Return a Family that differs from Llama in these settings."""
+    """Return a Family that differs from Llama only in these settings."""
     return replace(
         LLAMA,
         hf_class=hf_class,
@@ -393,30 +394,13 @@ FAMILIES = {
 }
 
 
-# What is built of our settings in all families, and in those with and without RoPE.
-EVERY = """mixer=attention visible=causal score=scaled_dot normalize=softmax value_size=0
-position=learned position=rope"""
-WITH_ROPE = "norm=rmsnorm norm=rmsnorm_scale mlp=swiglu bias=False"
-WITHOUT = """norm=layernorm qk_norm=False
-mlp=gelu_tanh mlp=gelu mlp=relu mlp=relu2 mlp=silu"""
-
-
-def not_standard(config):
-    """Return name=value of what no family has of a GPTConfig: a hint, as export looks at all."""
-    own = WITH_ROPE if config.position == "rope" else WITHOUT
-    has = f"{EVERY} {own}".split()
-    names = {setting.partition("=")[0] for setting in has}
-    ours = [f"{name}={value}" for name, value in vars(config).items() if name in names]
-    return [setting for setting in ours if setting not in has]
-
-
 # ---- config.json
 
 
 def config_from_hugging_face(config):
-    """Return the settings of a GPTConfig, as a dict, for a config.json, a dict.
+    """Return the settings of a GPTConfig (a dict) for a config.json (a dict).
 
-    UserError names a field or a value that is not built here.
+    UserError names a field or a value that we don't support.
     """
     kind = config.get("model_type")
     if kind not in FAMILIES:
@@ -426,7 +410,7 @@ def config_from_hugging_face(config):
         )
     family = FAMILIES[kind]
     fields = dict(config)
-    ours = read_settings(fields, family)
+    ours = read_fields(fields, family)
     if kind == "gpt2":
         ours["mlp"] = ACTIVATIONS[config.get("activation_function", "gelu_new")]
     else:
@@ -439,16 +423,16 @@ def config_from_hugging_face(config):
     return ours
 
 
-def read_settings(fields, family):
-    """Take the fields that the family's tables have out of fields; return our settings, a dict."""
+def read_fields(fields, family):
+    """Remove from fields those that are in the family's tables; return our settings, a dict."""
     ours = {}
     for field, (name, default) in family.settings.items():
         value = fields.pop(field, default)
         if value is ...:
             raise UserError(f"{field} is missing")
         if value is None and (default is None or name in ("n_kv_head", "window")):
-            continue  # our default, such as as many key/value heads as heads
-        if value is None or value == 0 and value is not False:  # our 0 stands for a default
+            continue  # our default, for example as many key/value heads as heads
+        if value is None or value == 0 and value is not False:  # our 0 means a default
             raise UserError(f"{field}={value!r} is not built here")
         ours[name] = value
     for field, known in family.values.items():
@@ -458,16 +442,17 @@ def read_settings(fields, family):
     return ours | family.always
 
 
-LLAMA_3 = {"low_freq_factor": 1, "high_freq_factor": 4}  # between these turns rope_table blends
+# rope_table blends stretched and plain angles between these numbers of turns.
+LLAMA_3 = {"low_freq_factor": 1, "high_freq_factor": 4}
 
 
 def rope_settings(fields, block_size):
-    """Take the fields of RoPE out of fields; return our settings.
+    """Remove RoPE's fields from fields; return our settings.
 
-    block_size: the trained positions where they are missing.
+    block_size: the number of trained positions, if no field has it.
     """
     scaling = {}
-    for name in ("rope_parameters", "rope_scaling"):  # transformers takes the latter of both
+    for name in ("rope_parameters", "rope_scaling"):  # as transformers, the second wins
         scaling = dict(fields.pop(name, None) or scaling)
     base = scaling.pop("rope_theta", fields.get("rope_theta", 1e4))
     if fields.pop("rope_theta", base) != base:
@@ -515,7 +500,7 @@ def oriented(tensor, family, module):
 def weights_from_hugging_face(tensors, family, tie_weights):
     """Return our weights (name -> float32 tensor) for (name, tensor) pairs of a published model.
 
-    UserError for a tensor that is not known, or a matrix of which a part is missing.
+    UserError for an unknown tensor, or if a part of a matrix is missing.
     """
     places = {}  # their module -> ours, and which part of it from the top
     for module, parts in FAMILIES[family].tensors.items():
@@ -535,7 +520,7 @@ def weights_from_hugging_face(tensors, family, tie_weights):
         if ours in weights or part in parts:
             raise UserError(f"it has {ours} twice, the second time as {name}")
         parts[part] = oriented(tensor, family, module)
-        if len(parts) == count:  # the others' memory is released before the next is read
+        if len(parts) == count:  # releases theirs before the next is read
             weights[ours] = torch.cat([parts[n] for n in range(count)]).float()
             del incomplete[ours]
     if incomplete:

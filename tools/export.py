@@ -1,12 +1,12 @@
-"""A trained model as a folder in Hugging Face's layout: for transformers, vLLM, llama.cpp, lm-eval.
+"""Write a trained model in Hugging Face's layout, for transformers, vLLM, llama.cpp and lm-eval.
 
     python -m tools.export --out_dir=out --to=FOLDER [--checkpoint=best] [--dtype=bfloat16]
-    python -m tools.export --out_dir=out-lora --to=FOLDER --adapter    of LoRA, in PEFT's layout
+    python -m tools.export --out_dir=out-lora --to=FOLDER --adapter    LoRA, in PEFT's layout
 
-It becomes a model of a standard family, GPT-2 or a relative of Llama, that computes the same
-function, with its tokenizer as tokenizer.json: no code of ours is needed to run it. Where no family
-computes the same, export names the setting that is in the way. config/llama_small.toml and
-config/llama_125m.toml are made to be exported.
+The result is a model of a standard family, GPT-2 or a relative of Llama, that computes the same
+function. Its tokenizer is in tokenizer.json. Nothing from this repository is needed to run it. If
+no family computes the same function, export names the settings that differ. Models trained with
+config/llama_small.toml, llama_125m.toml or gpt2_124m.toml can be exported.
 """
 
 import json
@@ -33,19 +33,19 @@ class ExportConfig(ModelSettings):
     to: str = ""
     """The folder to write; it must not exist yet."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Of the weights; only float32 keeps all their digits."""
+    """Dtype of the weights; only float32 keeps all their digits."""
     adapter: bool = False
-    """Write a LoRA adapter alone, in the layout of PEFT; False: merged into its base."""
+    """Write only the LoRA adapter, in PEFT's layout; False: merge it into its base."""
 
     def __post_init__(self):
         if not self.to:
-            raise UserError("--to is missing: which folder is to be written?")
+            raise UserError("--to is missing: give the folder to write, --to=FOLDER")
 
 
 def export(config):
     """Write the folder and return its path.
 
-    UserError for a model that cannot be exported, or a folder that exists.
+    UserError if the model cannot be exported, or if the folder exists.
     """
     to = Path(config.to)
     if to.exists():
@@ -70,14 +70,14 @@ def export(config):
         "tokenizer_config.json": {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "model_max_length": standard_config.block_size,
-            "eos_token": text_of(tokenizer, end),
-            "bos_token": text_of(tokenizer, begin),
+            "eos_token": token_text(tokenizer, end),
+            "bos_token": token_text(tokenizer, begin),
             "clean_up_tokenization_spaces": False,
             **chat,
         },
     }
 
-    # The weights under the family's names, without those of ids that pad a vocabulary: no text
+    # The weights under the family's names. Ids that only pad the vocabulary are left out.
     rows = about["vocab_size"] = min(tokenizer.vocab_size, model.config.vocab_size)
     weights = with_constants(model, standard_config)
     for name in weights.keys() & {"transformer.wte.weight", "lm_head.weight"}:
@@ -87,21 +87,21 @@ def export(config):
     print(
         f"{to}: a {about['architectures'][0]} of {model.num_params():,} parameters in "
         f"{config.dtype}, from {folder}; transformers loads it with AutoModelForCausalLM "
-        "and PreTrainedTokenizerFast, sample.py with --init_from; what llama.cpp and lm_eval make "
-        "of it: docs/weights.md"
+        "and PreTrainedTokenizerFast, sample.py with --init_from; for llama.cpp and lm_eval see "
+        "docs/weights.md"
     )
     return to
 
 
-def text_of(tokenizer, token):
-    """The text of a token, without the space that a tokenizer of words puts before each."""
+def token_text(tokenizer, token):
+    """Return the text of a token, without the space that a word tokenizer puts before it."""
     return None if token is None else tokenizer.decode([token]).strip()
 
 
 def chat_settings(tokenizer):
-    """Return the chat template and its tokens, for tokenizer_config.json, and the end of a turn.
+    """Return the chat settings for tokenizer_config.json, and the token that ends a turn.
 
-    Without a template, nothing, and None.
+    Without a chat template they are {} and None.
     """
     if tokenizer.chat is None:
         return {}, None
@@ -111,22 +111,21 @@ def chat_settings(tokenizer):
 
 
 def export_adapter(config, folder, kind, query_rows):
-    """Write the adapter in a checkpoint as one of PEFT, for a base of this family."""
+    """Write the adapter of a checkpoint in PEFT's layout, for a base of this family."""
     lora = checkpoint.is_ours(folder) and checkpoint.load_config(folder)["lora"]
     if not lora:
-        raise UserError(f"--adapter: {folder} is no LoRA adapter, leave it out")
+        raise UserError(f"--adapter: {folder} isn't a LoRA adapter: leave --adapter out")
     matrices = checkpoint.load_tensors(folder, "model.safetensors")
     about, tensors = hugging_face.to_peft(lora, matrices, kind, query_rows)
     write_folder(config, {"adapter_config.json": about}, "adapter_model.safetensors", tensors)
     print(
-        f"{config.to}: a LoRA adapter for PEFT, from {folder}; its base, {lora['base']}, is "
-        "to be exported too"
+        f"{config.to}: a LoRA adapter for PEFT, from {folder}; export its base, {lora['base']}, too"
     )
     return Path(config.to)
 
 
 def write_folder(config, files, weights_file, tensors):
-    """Write a folder, complete or not there. files: {name: an object for JSON}."""
+    """Write a folder, completely or not at all. files: {name: an object for JSON}."""
     for name, tensor in tensors.items():
         tensors[name] = tensor.to(getattr(torch, config.dtype))
         if not tensors[name].isfinite().all():
@@ -143,9 +142,9 @@ def write_folder(config, files, weights_file, tensors):
 
 
 def standard(model):
-    """Return (config.json, its GPTConfig) of the family that computes what a model computes.
+    """Return (config.json, its GPTConfig) of the family that computes the same as a model.
 
-    UserError names what differs from the nearest family if none does.
+    If there is none, a UserError names what differs from the nearest family.
     """
     ours = spelled_out(model)
     others = {}
@@ -153,11 +152,11 @@ def standard(model):
         try:
             about = hugging_face.config_json(kind, ours)
             config = GPTConfig(**published.config_from_hugging_face(about))
-        except (ValueError, TypeError):  # for example RoPE's settings where there is no RoPE
+        except (ValueError, TypeError):  # for example RoPE's settings without RoPE
             continue
         theirs = spelled_out(without_values(config))
         differs = {name: value for name, value in theirs.items() if value != ours[name]}
-        # A bias that we lack is one of zeros.
+        # A bias that we lack is exported as zeros.
         for name in ("bias", "qkv_bias"):
             if not ours[name]:
                 differs.pop(name, None)
@@ -167,17 +166,18 @@ def standard(model):
     kind, differs = min(others.items(), key=lambda item: len(item[1]))
     settings = [f"{name}={getattr(model.config, name)} ({differs[name]})" for name in differs]
     raise UserError(
-        f"no standard family computes this model; nearest is {kind}, in which differ, with its own "
-        f"value: {', '.join(settings)}. Train what is to be exported with "
+        f"no standard family computes this model. The nearest is {kind}, which differs (its values "
+        f"in parentheses): {', '.join(settings)}. To train one that can be exported, use "
         f"{shell_path('config/llama_small.toml')}, llama_125m.toml or gpt2_124m.toml"
     )
 
 
 def spelled_out(model):
-    """Return a model's settings, as a dict that is equal for models that compute the same.
+    """Return a model's settings as a dict that is equal for models that compute the same.
 
-    Numbers stand in place of defaults, each layer has its letter in a pattern, and settings without
-    effect have one value. A norm without a scale is one whose scale is one.
+    Defaults are replaced by the numbers they mean, a pattern has a letter for each layer, and
+    settings without effect have a fixed value. A norm without a scale counts as one with scales
+    of 1.
     """
     config = model.config
     epsilon = 1e-5 if config.norm == "layernorm" else torch.finfo(torch.float32).eps
@@ -208,15 +208,15 @@ def spelled_out(model):
 
 
 def without_values(config):
-    """Return a GPT that has shapes only, and takes no memory."""
+    """Return a GPT on the meta device, which has shapes but no values."""
     with torch.device("meta"), WithoutInit():
         return GPT(config)
 
 
 def with_constants(model, config):
-    """Return the weights (name -> tensor) that a model has under a family's config.
+    """Return a model's weights (name -> tensor) under a family's config.
 
-    Those that it lacks are scales of one and biases of zero.
+    Weights that the model lacks are scales of 1 and biases of 0.
     """
     weights = {
         name: torch.full(parameter.shape, float(name.endswith("weight")))

@@ -1,13 +1,13 @@
-"""A checkpoint of nanoGPT as one of ours, to sample from and to tune.
+"""Convert a checkpoint of nanoGPT to one of ours, to sample from it or fine-tune it.
 
     python -m tools.from_nanogpt ../nanoGPT/out/ckpt.pt out-nanogpt --text=input.txt
     python sample.py --out_dir=out-nanogpt
     python data/text/prepare.py --input FILE --name mine --tokenizer out-nanogpt
     python train.py --init_from=out-nanogpt --dataset=mine
 
-Its tokens are GPT-2's, or the characters of the text that it was trained on. That another text is
-taken for this one is noticed by the loss on its last tenth, on which nanoGPT validates: it has
-saved its own. Its meta.pkl could run any code, and is never read.
+Its tokens are GPT-2's, or the characters of the text that it was trained on. To notice a wrong
+text, the loss on its last tenth, which nanoGPT uses for validation, is compared with the loss that
+nanoGPT saved. nanoGPT's meta.pkl is never read, since a pickle could run any code.
 """
 
 from dataclasses import dataclass
@@ -24,8 +24,8 @@ from engine.tokenizer import create_tokenizer
 from model import GPT
 from tools.shared.settings import run
 
-TOKENS = 2**14  # on which the loss is measured, as nanoGPT does on a CPU
-MARGIN = 0.2  # nats by which it may be larger than that of nanoGPT: both are of random parts
+TOKENS = 2**14  # for measuring the loss, as many as nanoGPT uses on a CPU
+MARGIN = 0.2  # nats by which our loss may exceed nanoGPT's: both are measured on random parts
 ARGS = {"block_size", "vocab_size", "n_layer", "n_head", "n_embd", "dropout", "bias"}
 
 
@@ -55,11 +55,11 @@ def main(settings):
 
 
 def read(path):
-    """Return of what nanoGPT's train.py saved: settings of a GPT and its weights, step, loss.
+    """Return (settings of a GPT, its weights, step, loss) from a file of nanoGPT's train.py.
 
-    UserError for another file. No code in it can run: weights_only reads tensors, plain values.
+    UserError for another file. No code in it can run: weights_only reads tensors and plain values.
     """
-    with library_errors(f"{path} is no checkpoint of nanoGPT"):
+    with library_errors(f"{path} isn't a checkpoint of nanoGPT"):
         saved = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         weights = {
             name.removeprefix("_orig_mod."): tensor  # of torch.compile
@@ -70,18 +70,18 @@ def read(path):
             del weights["lm_head.weight"]
         args = saved["model_args"]
         if further := args.keys() - ARGS:
-            raise UserError(f"model_args has {further}, which it does not know")
+            raise UserError(f"model_args has {further}, which nanoGPT's train.py doesn't write")
         return args, weights, int(saved["iter_num"]), float(saved["best_val_loss"])
 
 
 def find_tokenizer(path, model, loss):
-    """Return the tokenizer of a model: GPT-2's, or that of the characters of its text.
+    """Return the tokenizer of a model: GPT-2's, or the characters of its text.
 
-    UserError if the text has another number of them, or the model on it a larger loss.
+    UserError if the text has another number of characters, or if the loss on it is too large.
     """
     size = model.config.vocab_size
     is_gpt2 = size in (50257, 50304)  # as published, and as nanoGPT pads them
-    with library_errors(f"{path} is no text in UTF-8"):  # as nanoGPT: \n for \r\n, a BOM stays
+    with library_errors(f"{path} isn't text in UTF-8"):  # as nanoGPT: \n for \r\n, a BOM stays
         text = path.read_text("utf-8") if path else ""
     tokenizer = create_tokenizer("gpt2" if is_gpt2 else "char", text)
     if not is_gpt2 and tokenizer.vocab_size != size:
@@ -96,7 +96,7 @@ def find_tokenizer(path, model, loss):
 
 @torch.no_grad()
 def check_loss(model, ids, known):
-    """UserError if the loss on the end of a text, ids (T,), is larger than that of nanoGPT."""
+    """UserError if the loss on the end of a text, ids (T,), is larger than nanoGPT's."""
     size = model.config.block_size
     ids = ids[len(ids) * 9 // 10 :]
     if len(ids) <= size:

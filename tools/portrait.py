@@ -12,9 +12,10 @@ import torch
 
 from attention import ATTENTION
 from engine.errors import one_line_errors
-from engine.machine import measure_seconds, peak_bytes, pick_device
+from engine.machine import pick_device
 from masks import VISIBLE, both, causal, full, mask_of, positions, same_document
 from tools.shared import benchmark, machine_check, worked
+from tools.shared.measure import measure_seconds, peak_bytes
 from tools.shared.report import format_table
 
 

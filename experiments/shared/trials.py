@@ -24,10 +24,10 @@ from tqdm import tqdm
 from engine import dataset
 from engine.errors import UserError, at_least, one_line_errors
 from engine.files import atomic_write
-from engine.machine import peak_bytes
 from engine.settings import parse_settings
 from model import GPT, GPTConfig
 from tools.shared import heatmaps
+from tools.shared.measure import peak_bytes
 from tools.shared.report import format_table, machine_line, machine_report
 
 DATASET = "stdlib"  # source code of Python's own library, as bytes

@@ -12,7 +12,7 @@ from mechanisms import assert_same
 
 from engine import loss
 from engine.loss import linear_cross_entropy
-from engine.machine import peak_bytes
+from tools.shared.measure import peak_bytes
 
 
 def loss_and_gradients(function, x, weight, targets):

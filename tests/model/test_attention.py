@@ -30,7 +30,6 @@ from attention import (
     visible_tiles,
 )
 from engine import linear_attention, sdpa
-from engine.machine import peak_bytes
 from masks import (
     both,
     causal,
@@ -44,6 +43,7 @@ from masks import (
     sliding_window,
     two_sided,
 )
+from tools.shared.measure import peak_bytes
 
 OTHER_PATHS = [name for name in ATTENTION if name != "naive"]
 every_path = parametrize("path", ATTENTION.values(), ids=ATTENTION)

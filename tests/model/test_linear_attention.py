@@ -5,8 +5,8 @@ from conftest import CPU, parametrize, refused
 from mechanisms import qkv
 
 from attention import FEATURE, CausalSelfAttention, elu1, linear, linear_step
-from engine.machine import peak_bytes
 from model import RMSNorm
+from tools.shared.measure import peak_bytes
 from variants.performer import positive_random_features
 
 

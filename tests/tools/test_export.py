@@ -5,7 +5,7 @@ import torch
 from conftest import LLAMA, POEM, parametrize, randomized, refused, same_ids, save, tiny
 from mechanisms import mechanisms
 
-from engine import pretrained
+from engine import published
 from engine.chat import ChatTemplate, chat_tokenizer
 from engine.files import read_json
 from engine.published import WithoutInit
@@ -132,7 +132,7 @@ def test_the_end_of_text(kind):
     config = read_json(folder / "config.json")
     assert theirs.eos_token_id == config["eos_token_id"] == encoding.end_of_text
     assert theirs(POEM).input_ids == encoding.encode(POEM).tolist()
-    assert same_ids(pretrained.load_tokenizer(folder, 320), encoding)
+    assert same_ids(published.load_tokenizer(folder, 320), encoding)
     idx = torch.randint(encoding.vocab_size, (1, 9))
     expected = model(idx, idx)[0][..., : encoding.vocab_size]
     found = GPT.from_pretrained(folder)(idx, idx)[0]

@@ -58,7 +58,7 @@ def test_the_same_letters():
         (None, {}, "has 13 token ids, and --text 0 characters: give the text that"),
         ("few.txt", {}, "has 13 token ids, and --text 4 characters"),
         ("input.txt", {"loss": 2.0}, "--text is not what the model was trained on"),
-        ("bytes.txt", {}, "bytes.txt is no text in UTF-8"),
+        ("bytes.txt", {}, "bytes.txt isn't text in UTF-8"),
         ("input.txt", {"head": 1}, "lm_head.weight is .* and no such tensor here"),
         ("input.txt", {"position": "learned"}, "model_args has .'position'"),
     ],
@@ -111,6 +111,6 @@ class Bomb:
 def test_a_pickle_does_not_run(saved, capsys):
     """Catches a traceback for another file, and code in a downloaded file that runs."""
     torch.save(saved, "ckpt.pt")
-    with refused("ckpt.pt is no checkpoint of nanoGPT"):
+    with refused("ckpt.pt isn't a checkpoint of nanoGPT"):
         convert()
     assert not Path("out").exists() and "exploded" not in capsys.readouterr().out

@@ -22,7 +22,7 @@ def test_the_trainers_state(tmp_path):
     found = checkpoint.load_trainer(saved(tmp_path, 7, **values, **tensors))
     parts = {name: found.pop(name) for name in tensors}
     torch.testing.assert_close(parts, tensors, rtol=0, atol=0)
-    assert found == values | {"step": 7, "record": {}}
+    assert found == values | {"step": 7, "record": {}, "data": None}
 
 
 def test_finding(tmp_path):

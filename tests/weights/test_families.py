@@ -10,7 +10,7 @@ import safetensors.torch
 import torch
 from conftest import complaint, parametrize, refused, run, run_here, same_ids, tiny, write_json
 
-from engine import families, pretrained
+from engine import published
 from engine.files import read_json
 from engine.published import ACTIVATIONS, FAMILIES, config_from_hugging_face
 from engine.tokenizer import create_tokenizer, with_special_tokens
@@ -74,7 +74,7 @@ def test_an_activation(theirs, ours):
     torch.testing.assert_close(MLP[ours](GPTConfig(), 0).activation(x), expected)
 
 
-def published(name, changes):
+def example(name, changes):
     """One of the configs in published_configs.json, with changes."""
     return PUBLISHED["configs"][name] | changes
 
@@ -82,14 +82,14 @@ def published(name, changes):
 @parametrize("name, changes, expected", PUBLISHED["read"], ids=str)
 def test_published_configs(name, changes, expected):
     """Catches a field of a published model that stops the load, or whose meaning was mistaken."""
-    read = GPTConfig(**config_from_hugging_face(published(name, changes)))
+    read = GPTConfig(**config_from_hugging_face(example(name, changes)))
     assert {name: getattr(read, name) for name in expected} == expected
 
 
 @parametrize("name", PUBLISHED["configs"])
 def test_fields_that_change_nothing(name):
     """Catches a folder that is refused for what some version of transformers wrote beside it."""
-    config = published(name, {})
+    config = example(name, {})
     expected = config_from_hugging_face(config)
     if name != "mistral":
         config |= {"max_window_layers": 28, "layer_types": ["full_attention"] * 4}
@@ -112,7 +112,7 @@ def test_fields(kind):
     """
     theirs = config_class(kind)().to_dict()
     used = {name for name, value in theirs.items() if value not in (None, False)}
-    assert used <= known_fields(kind) | families.IGNORED
+    assert used <= known_fields(kind) | published.IGNORED
     for field, (_, missing) in FAMILIES[kind].settings.items():
         assert missing in (..., None, theirs.get(field))
     config = json.loads(small_config(kind, 2).to_json_string())
@@ -125,7 +125,7 @@ def test_fields(kind):
 def test_values_that_mean_something_else(name, changes, message):
     """Catches angles, numbers and layers that would be taken for others, or for none."""
     with refused(message):
-        GPTConfig(**config_from_hugging_face(published(name, changes)))
+        GPTConfig(**config_from_hugging_face(example(name, changes)))
 
 
 def test_a_head_of_its_own(tmp_path):
@@ -190,9 +190,9 @@ def test_many_files(tmp_path):
         folder.mkdir()
         (folder / file).write_text("{}")  # alone
         with refused(message):
-            GPT.from_pretrained(pretrained.folder_of(folder))
+            GPT.from_pretrained(published.find_model(folder))
     with refused("is neither a folder nor"):
-        pretrained.folder_of("config/minute.toml")
+        published.find_model("config/minute.toml")
 
 
 LOAD = """
@@ -236,7 +236,7 @@ def test_a_tokenizer_that_does_not_fit(tmp_path):
         if content:
             write_json(tmp_path / "tokenizer.json", content)
         with refused(message):
-            pretrained.load_tokenizer(tmp_path, rows)
+            published.load_tokenizer(tmp_path, rows)
 
 
 @torch.no_grad()
@@ -274,4 +274,4 @@ def test_gpt2_as_it_is_published(tmp_path, gpt2_files):
     transformers.GPT2Config(n_embd=8, n_layer=1, n_head=1).save_pretrained(tmp_path)
     write_json(tmp_path / "tokenizer.json", gpt2.tokenizer_json)
     write_json(tmp_path / "tokenizer_config.json", {"model_max_length": 1024})
-    assert same_ids(pretrained.load_tokenizer(tmp_path, 50257), gpt2)
+    assert same_ids(published.load_tokenizer(tmp_path, 50257), gpt2)

@@ -20,13 +20,13 @@ from conftest import (
 )
 from torch.utils.flop_counter import FlopCounterMode
 
-from engine import checkpoint, lora
-from engine.published import sha256_of_weights
+from engine import checkpoint, lora, prepare
+from engine.published import load_checkpoint, sha256_of_weights
 from engine.tokenizer import create_tokenizer, with_special_tokens
 from model import GPT
 from tools.evaluate import EvaluateConfig
 from tools.export import ExportConfig, export
-from train import TrainConfig, check_model
+from train import settings
 
 IDX = torch.arange(32).view(2, 16) % 26
 
@@ -42,7 +42,7 @@ def adapted(folder, **settings):
     for p in model.parameters():
         if p.requires_grad:
             torch.nn.init.normal_(p, std=0.3)
-    save(folder / "out", model, encoding=encoding)
+    save(folder / "out", model, encoding=encoding, lora_rank=3, init_from="base")
     return model
 
 
@@ -70,7 +70,7 @@ def test_training_begins_at_the_base(tune):
 def test_only_the_adapter_learns(tune):
     """Catches a gradient, an optimizer's state or a saved tensor of the base."""
     tune(max_iters=3)
-    model = GPT.from_pretrained(newest("out"), merge=False)
+    model = load_checkpoint(GPT, newest("out"), merge=False)
     model(IDX, IDX, only_loss=True)[1].backward()
     learns = {name for name, p in model.named_parameters() if p.grad is not None}
     found = checkpoint.load_tensors(newest("out"), "model.safetensors")
@@ -174,9 +174,8 @@ def test_what_does_not_fit(tmp_path):
     """Catches an adapter on another base than its own, or with other settings than before."""
     folder = tmp_path / "out" / "step_000001"
     adapted(tmp_path)
-    before = TrainConfig(lora_rank=3, init_from="base")
     with refused("lora_rank=2 does not fit .*, which has lora_rank=3"):
-        check_model(folder, before, dict(lora_rank=2))
+        settings(["--init_from=resume", f"--out_dir={folder.parent}", "--lora_rank=2"])
     (tmp_path / "base").rename(tmp_path / "moved")
     with refused("is not .*base/.*: give it by --base=FOLDER"):
         GPT.from_pretrained(folder)
@@ -186,5 +185,5 @@ def test_what_does_not_fit(tmp_path):
     save(tmp_path / "base", other)
     with refused("its base .* is not .*base/"):
         GPT.from_pretrained(folder)
-    with refused("is no LoRA adapter, leave it out"):
+    with refused("isn't a LoRA adapter: leave --adapter out"):
         export(ExportConfig(out_dir=str(tmp_path / "moved"), to="x", adapter=True))

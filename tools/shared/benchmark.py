@@ -15,10 +15,11 @@ from types import SimpleNamespace
 
 from engine.errors import UserError, at_least, choose
 from engine.files import atomic_write, shell_quote
-from engine.machine import measure_seconds, pick_device
+from engine.machine import pick_device
 from engine.published import LLAMA
 from engine.settings import read_toml
 from model import MODERN, GPTConfig
+from tools.shared.measure import measure_seconds
 from tools.shared.report import format_table, machine_line, machine_report
 
 ROOT = Path(__file__).parents[2]

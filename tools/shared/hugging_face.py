@@ -1,4 +1,4 @@
-"""Our models as those of a published family: what engine/weights reads, written."""
+"""Write our models as a published family's: the opposite of what engine/published.py reads."""
 
 from engine.published import ACTIVATIONS, FAMILIES, LLAMA_3, join_name, oriented, split_name
 
@@ -6,8 +6,8 @@ from engine.published import ACTIVATIONS, FAMILIES, LLAMA_3, join_name, oriented
 def config_json(kind, ours):
     """Return the config.json of a family, as a dict, that is nearest to our settings, a dict.
 
-    Every setting must be spelled out, with one letter for each layer in the patterns. What
-    config_from_hugging_face makes of it equals ours only if the family computes the same.
+    Every setting must be spelled out, with one letter for each layer in the patterns. The family
+    computes the same only if config_from_hugging_face returns the same settings for it.
     """
     family = FAMILIES[kind]
     theirs = {"model_type": kind, "architectures": [family.hf_class]}
@@ -33,14 +33,14 @@ def config_json(kind, ours):
 def to_hugging_face(weights, family, query_rows):
     """Yield (name, tensor) of a published model for our weights (name -> tensor).
 
-    query_rows: of attn.c_attn, whose other rows are as many keys as values.
+    query_rows: rows of attn.c_attn that are queries; half of the others are keys, half values.
     """
     prefix, layers = ("transformer.", "h.") if family == "gpt2" else ("model.", "layers.")
     for name, tensor in weights.items():
         number, module, kind = split_name(name)
         parts = FAMILIES[family].tensors[module]
         pieces = tensor.chunk(len(parts))
-        if kind == "lora_A":  # of all of them: only B has their rows
+        if kind == "lora_A":  # all parts share it: only B has rows for each
             pieces = [tensor] * len(parts)
         elif len(parts) == 3:
             rest = (len(tensor) - query_rows) // 2
@@ -66,7 +66,7 @@ def to_peft(adapter, matrices, family, query_rows):
     about = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": None,  # it tells nothing of this machine
+        "base_model_name_or_path": None,  # our path means nothing on another machine
         "r": adapter["lora_rank"],
         "lora_alpha": adapter["lora_alpha"],
         "target_modules": sorted(targets),

@@ -8,7 +8,8 @@ import sys
 import torch
 
 from engine.files import shell_quote
-from engine.machine import half_dtype, measure_seconds, peak_flops
+from engine.machine import half_dtype
+from tools.shared.measure import measure_flops, measure_seconds
 
 # They decide how fast products are.
 CPU_FLAGS = (
@@ -65,7 +66,7 @@ def machine_report(device):
     """Return the machine, its limits, the command and the date, to be stored with a measurement."""
     found = torch.cpu.get_capabilities()
     gflops = {
-        dtype: round(peak_flops(device, getattr(torch, dtype)) / 1e9)
+        dtype: round(measure_flops(device, getattr(torch, dtype)) / 1e9)
         for dtype in ("float32", half_dtype(device))
     }
     return {
