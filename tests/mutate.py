@@ -3,12 +3,12 @@
     python tests/mutate.py                          those in tests/mutations/*.toml
     python tests/mutate.py --random 30 --seed 1     others, anywhere in the core
 
-A list has for each mistake a name, the file, the right text, the wrong text, and the tests that must
-fail. A random mistake changes an operator, a comparison, a constant or an argument, or leaves out a
-statement; the tests of its file run first, and then all tests. If the tests take several times as
-long as without the mistake, they have caught it too: it is printed as a hang. A mistake that no
-test notices is printed as ESCAPED, with its line, and the exit code is 1: check whether it changes
-anything.
+A list has for each mistake a name, the file, the right text, the wrong text, and the tests that
+must fail. A random mistake changes an operator, a comparison, a constant or an argument, or leaves
+out a statement; the tests of its file run first, and then all tests. If the tests take several
+times as long as without the mistake, they have caught it too: it is printed as a hang. A mistake
+that no test notices is printed as ESCAPED, with its line, and the exit code is 1: check whether it
+changes anything.
 """
 
 import argparse
