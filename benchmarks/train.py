@@ -105,8 +105,8 @@ def time_to_loss(config, device):
     with tempfile.TemporaryDirectory() as folder:
         for seed in tqdm(range(config.seeds), "runs", unit="seed"):
             last, _ = benchmark.run_train([*words, f"--seed={seed}"], Path(folder, str(seed)))
-            names = ("step", "val_loss", "seconds")
-            runs.append({"seed": seed} | {name: last[name] for name in names})
+            names = ("step", "val_loss", "mfu", "seconds")
+            runs.append({"seed": seed} | {name: last.get(name) for name in names})
             # In the middle, since the machine's speed may drift.
             if config.nanogpt and seed == config.seeds // 2:
                 report["nanogpt"] = run_nanogpt(config, device, folder)

@@ -3,11 +3,12 @@
     python tests/mutate.py                          those in tests/mutations/*.toml
     python tests/mutate.py --random 30 --seed 1     others, anywhere in the core
 
-A list has for each mistake a name, the file, the right text, the wrong one, and the tests that must
-fail. A random one changes an operator, a comparison, a constant or an argument, or leaves a
-statement out; the tests of the file's wing run, and then all others. Tests that take several times
-as long as without a mistake have caught it too: it is printed as a hang. One that no test notices
-is printed as ESCAPED, with its line, and the exit code is 1: look whether it changes anything.
+A list has for each mistake a name, the file, the right text, the wrong text, and the tests that
+must fail. A random mistake changes an operator, a comparison, a constant or an argument, or leaves
+out a statement; the tests of its file run first, and then all tests. If the tests take several
+times as long as without the mistake, they have caught it too: it is printed as a hang. A mistake
+that no test notices is printed as ESCAPED, with its line, and the exit code is 1: check whether it
+changes anything.
 """
 
 import argparse
@@ -29,35 +30,26 @@ ROOT = Path(__file__).parents[1]
 TIMES = 5  # as long as without a mistake, and at least
 SECONDS = 120  # is a hang
 CORE = "*.py", "engine/*.py", "variants/*.py", "data/*/*.py"
-TESTS = {  # of a file whose path begins like this, or else tests/model and tests/kernels
+TESTS = {  # the tests of a file; of any other tests/model and tests/kernels
     "train.py": "tests/scripts tests/training",
     "sample.py": "tests/scripts tests/decoding",
-    "engine/chat.py": "tests/text",
-    "engine/conversations.py": "tests/text",
-    "engine/dataset.py": "tests/text",
-    "engine/prepare.py": "tests/text",
-    "engine/prepare.py": "tests/text",
-    "engine/tokenizer.py": "tests/text",
-    "engine/checkpoint.py": "tests/weights",
-    "engine/families.py": "tests/weights",
-    "engine/lora.py": "tests/weights",
-    "engine/pretrained.py": "tests/weights",
-    "engine/compiled.py": "tests/decoding tests/scripts",
-    "engine/generation.py": "tests/decoding tests/scripts",
-    "engine/quantize.py": "tests/decoding tests/scripts",
-    "engine/sampling.py": "tests/decoding tests/scripts",
-    "engine/session.py": "tests/decoding tests/scripts",
-    "engine/text.py": "tests/decoding tests/scripts",
     "engine/errors.py": "tests/common tests/scripts",
     "engine/files.py": "tests/common tests/scripts",
     "engine/machine.py": "tests/common tests/scripts",
-    "engine/processes.py": "tests/common tests/scripts",
     "engine/settings.py": "tests/common tests/scripts",
-    "engine/batches.py": "tests/training tests/scripts",
+    "engine/parallel.py": "tests/training tests/scripts",
     "engine/optimizer.py": "tests/training tests/scripts",
-    "engine/run.py": "tests/training tests/scripts",
-    "engine/sharding.py": "tests/training tests/scripts",
-    "engine/trainer.py": "tests/training tests/scripts",
+    "engine/checkpoint.py": "tests/weights tests/training tests/scripts",
+    "engine/lora.py": "tests/weights",
+    "engine/published.py": "tests/weights",
+    "engine/chat.py": "tests/text",
+    "engine/conversations.py": "tests/text",
+    "engine/dataset.py": "tests/text tests/training",
+    "engine/prepare.py": "tests/text",
+    "engine/tokenizer.py": "tests/text",
+    "engine/generate.py": "tests/decoding tests/scripts",
+    "engine/quantize.py": "tests/decoding tests/scripts",
+    "engine/sampling.py": "tests/decoding tests/scripts",
     "data": "tests/text",
 }
 PAIRS = (
@@ -124,7 +116,7 @@ def listed(lists):
             right, wrong = mistake["old"].encode(), mistake["new"].encode()
             count = file.read_bytes().count(right)
             if count != 1:
-                raise SystemExit(f"{name}: its text stands {count} times in {file}")
+                raise SystemExit(f"{name}: its text is {count} times in {file}, not once")
             yield name, file, file.read_bytes().replace(right, wrong), [mistake["tests"]]
 
 
@@ -178,7 +170,7 @@ def annotations(node):
 
 
 def randomly(count, seed):
-    """Yield as listed does, in files by their length; the wing's tests come before all others."""
+    """Yield as listed does; a longer file gets more mistakes. Its own tests come before all."""
     files = sorted(path for pattern in CORE for path in ROOT.glob(pattern))
     generator = random.Random(seed)
     while count:
@@ -186,8 +178,8 @@ def randomly(count, seed):
         found = planted(path, generator)
         if found:
             name = str(path.relative_to(ROOT))
-            wing = [tests for begin, tests in TESTS.items() if name.startswith(begin)]
-            tests = [*wing, "tests/model tests/kernels"][0].split()
+            own = [tests for begin, tests in TESTS.items() if name.startswith(begin)]
+            tests = [*own, "tests/model tests/kernels"][0].split()
             yield found[0], path, found[1], [tests, ["tests"]]
             count -= 1
 
@@ -202,12 +194,12 @@ def main():
     mistakes = randomly(config.random, config.seed) if config.random else listed(lists)
     found = []
     for name, path, content, tests in mistakes:
-        for wing in tests:
-            outcome = plant(path, content, wing)
+        for some in tests:
+            outcome = plant(path, content, some)
             if outcome != "ESCAPED":
                 break
         found.append(outcome)
-        elsewhere = " (by another wing)" if wing != tests[0] and outcome != "ESCAPED" else ""
+        elsewhere = " (by other tests)" if some != tests[0] and outcome != "ESCAPED" else ""
         print(f"{outcome:7} {name}{elsewhere}", flush=True)
     caught = len(found) - found.count("ESCAPED")
     print(f"{caught} of {len(found)} caught, {found.count('hang')} of them by a hang")

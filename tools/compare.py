@@ -84,7 +84,7 @@ def main(config):
         if not path.exists():
             try:
                 result = train(config, changes[name], seed)
-            except ValueError as error:  # it crashed or diverged, which is a result too
+            except UserError as error:  # it crashed or diverged, which is a result too
                 tqdm.write(f"{name}, seed {seed}: {error}", file=sys.stderr)
                 result = {"val_loss": None, "seconds": None}
             atomic_write(path, json.dumps(result).encode())

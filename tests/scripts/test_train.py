@@ -32,9 +32,9 @@ import train as train_module
 from engine import checkpoint, dataset, prepare
 from engine.dataset import TRAIN, validation_loss
 from engine.files import list_checkpoints, step_of
-from engine.machine import peak_bytes
 from engine.optimizer import clip_gradients
 from model import GPT, GPTConfig
+from tools.shared.measure import peak_bytes
 from train import TrainConfig, settings, train
 
 pytestmark = pytest.mark.usefixtures("poem_here")
