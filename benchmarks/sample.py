@@ -21,11 +21,12 @@ from tqdm import tqdm
 from engine import checkpoint, tokenizer
 from engine.errors import at_least, choose
 from engine.generate import CompiledStep, Session, stream
-from engine.machine import half_dtype, synchronize
+from engine.machine import half_dtype
 from engine.quantize import prepare_for_inference
 from engine.sampling import Sampler, Sampling
 from model import GPT, Block
 from tools.shared import benchmark
+from tools.shared.measure import synchronize
 from tools.shared.settings import run
 
 WEIGHTS = "float32", "float16", "bfloat16", "int8"

@@ -45,6 +45,8 @@ def one_line_message(error):
     full = isinstance(error, RuntimeError) and re.search("out of memory|CPUAllocator", text)
     if full or isinstance(error, MemoryError):
         return "the device has not enough memory: try a smaller batch_size or model"
+    if isinstance(error, RuntimeError) and re.search("Connection (closed|reset|refused)", text):
+        return "another process has ended, or can't be reached: see its message"
     if isinstance(error, OSError):
         name = str(error.filename or "")
         named = name and any(name in word for word in sys.argv[1:])  # by the user

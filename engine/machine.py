@@ -1,18 +1,13 @@
-"""The machine: device, threads, dtype, compiler, peak FLOP/s, seconds and bytes of a call."""
+"""The machine: device, threads, dtype, compiler, peak FLOP/s and memory."""
 
 import importlib.util
-import itertools
 import os
 import re
 import sys
-import time
 
 import torch
 
 from engine.errors import UserError
-
-# PyTorch's profiler would write of its own beginning and end in mid-table.
-os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 
 def pick_device(name):
@@ -123,45 +118,6 @@ def worth_compiling(device, count, least=PASSES_WORTH_COMPILING):
         )
         return False
     return True
-
-
-# ---- Measuring a call
-
-
-def synchronize(device):
-    """Wait until the device has finished its work."""
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)
-
-
-def measure_seconds(function, device):
-    """The seconds that function() takes until the device has finished."""
-    synchronize(device)
-    start = time.perf_counter()
-    function()
-    synchronize(device)
-    return time.perf_counter() - start
-
-
-def peak_bytes(function, device):
-    """Return the most memory that a call holds, beyond what was allocated before."""
-    if device.type == "cuda":
-        function()  # what is allocated once is not counted
-        torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
-        function()
-        return torch.cuda.max_memory_allocated(device) - before
-    if device.type == "mps":  # it counts no peak, but its pool keeps what was freed
-        torch.mps.empty_cache()
-        before = torch.mps.driver_allocated_memory()
-        function()
-        return torch.mps.driver_allocated_memory() - before
-    of_cpu = [torch.profiler.ProfilerActivity.CPU]  # or it would start CUDA too
-    with torch.profiler.profile(activities=of_cpu, profile_memory=True) as profiler:
-        function()
-    events = profiler.profiler.kineto_results.events()
-    sizes = [event.nbytes() for event in events if event.name() == "[memory]"]
-    return max(itertools.accumulate(sizes, initial=0))
 
 
 def peak_memory(device):

@@ -11,6 +11,7 @@ from conftest import CPU, parametrize
 from engine import machine
 from engine.errors import one_line_errors
 from tools.shared import report
+from tools.shared.measure import peak_bytes
 
 CUDA = torch.device("cuda")
 
@@ -78,7 +79,7 @@ def test_memory(monkeypatch):
     monkeypatch.setattr(torch.mps, "empty_cache", list)
     monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: sum(pool))
     mps = torch.device("mps")
-    assert machine.peak_bytes(lambda: pool.append(30), mps) == 30
+    assert peak_bytes(lambda: pool.append(30), mps) == 30
 
 
 @parametrize(
@@ -123,7 +124,7 @@ def test_peak_bytes(capfd):
         del x
         torch.zeros(3000)
 
-    assert 12_000 <= machine.peak_bytes(call, CPU) < 13_000
+    assert 12_000 <= peak_bytes(call, CPU) < 13_000
     assert not capfd.readouterr().err
 
 

@@ -6,10 +6,16 @@ import time
 
 import torch
 
-from engine.machine import peak_flops, synchronize
+from engine.machine import peak_flops
 
 # Otherwise PyTorch's profiler prints messages about its own start and end.
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+
+
+def synchronize(device):
+    """Wait until the device has finished its work."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
 
 
 def measure_seconds(function, device):
