@@ -279,7 +279,8 @@ def start_run(out_dir, last):
         aside.mkdir()
         if metrics.exists():
             shutil.copy(metrics, aside)
-        for path in later:
+        events = out_dir.glob("events.out.tfevents*") if last < 0 else ()  # TensorBoard's
+        for path in (*later, *events):
             path.rename(aside / path.name)
         moved = "the earlier run" if last < 0 else f"what came after step {last}"
         print(f"moved {moved} in {out_dir} to {aside}")

@@ -83,11 +83,6 @@ def all_gather(value):
     return values
 
 
-def from_first(value):
-    """Return the first process's value. All processes."""
-    return all_gather(value)[0]
-
-
 def compare(**facts):
     """Raise a UserError unless these facts are the same in all processes. All processes."""
     for n, other in enumerate(all_gather(facts)):

@@ -215,7 +215,7 @@ def test_a_published_model(here, tmp_path, capsys):
     write("talk", "llama")
     train(configure(init_from="llama", lora_rank=4, learning_rate=1e-2, max_iters=30))
     printed = capsys.readouterr().out
-    assert "bits per character" in printed and "vocabulary grows" not in printed
+    assert "vocabulary grows" not in printed
     found = metrics("out")
     assert found[-1]["val_loss"] < found[0]["train_loss"] - 0.2
     line = json.dumps({"messages": [{"role": "user", "content": "Tyger"}]})
