@@ -49,8 +49,10 @@ def one_line_message(error):
         return "another process has ended, or can't be reached: see its message"
     if isinstance(error, OSError):
         name = str(error.filename or "")
+        # The last is `sample.py | head`, whose reader has ended.
+        outside = errno.ENOSPC, errno.EDQUOT, errno.EPIPE
         named = name and any(name in word for word in sys.argv[1:])  # by the user
-        if named or error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EPIPE):  # a full disk
+        if named or error.errno in outside:
             return f"{name}: {error.strerror}" if name else error.strerror
     return None
 

@@ -22,7 +22,6 @@ BOTH = {  # what is called of them -> the parameters that PyTorch 2.11.0 and 2.1
     "torch.compiler.is_compiling": "",
     "torch.compiler.nested_compile_region": "fn",
     "torch.compiler.reset": "",
-    "torch.compiler.set_stance": "stance skip_guard_eval_unsafe force_backend",
     "torch.distributed.all_reduce": "tensor op group async_op",
     "torch.distributed.all_gather_object": "object_list obj group",
     "torch.distributed.broadcast": "tensor src group async_op group_src",

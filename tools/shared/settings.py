@@ -1,4 +1,4 @@
-"""How a tool begins: its command line, and the settings of the model and the text that it reads."""
+"""Read a tool's command line, its model and its dataset."""
 
 import sys
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from model import GPT
 def run(main, settings, first=""):
     """Call a tool's main with the settings of its command line; bad input ends it with one line.
 
-    first: the setting to which words belong that stand before all others.
+    first: the setting that words before all settings belong to.
     """
     with one_line_errors():
         argv = sys.argv[1:]
@@ -23,16 +23,16 @@ def run(main, settings, first=""):
 
 @dataclass
 class ModelSettings:
-    """Which model a tool reads."""
+    """The settings of a tool that reads a model."""
 
     out_dir: str = "out"
     """A folder that train.py wrote, or one checkpoint in it."""
     checkpoint: str = "latest"
     """Which checkpoint: latest, best, or a name such as step_002000."""
     init_from: str = ""
-    """In place of it: a published model, as a folder or by its name."""
+    """A published model instead: a folder, or a name such as gpt2."""
     base: str = ""
-    """Where the base of a LoRA adapter is, if it was moved alone."""
+    """Folder of a LoRA adapter's base model, if it has moved."""
 
     def load(self):
         """Return the folder of the model, the GPT and its tokenizer; UserError without one."""
@@ -43,10 +43,10 @@ class ModelSettings:
 
 @dataclass
 class DatasetSettings(ModelSettings):
-    """And on which text."""
+    """The settings of a tool that reads a model and a dataset."""
 
     dataset: str = ""
-    """A prepared dataset; empty: the one of the training."""
+    """A prepared dataset; empty: the one that the model was trained on."""
 
     def load_dataset(self, folder, tokenizer, block_size=1):
         """Return the Dataset for the model in a folder.
