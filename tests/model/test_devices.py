@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.generate import decode_one_token, prefill
-from engine.optimizer import clip_gradients, make_optimizer, parts_of_step
+from engine.optimizer import make_optimizer, training_step
 from engine.published import WithoutInit
 from engine.sampling import Sampling, sample_next_token
 from engine.settings import parse_settings
@@ -63,13 +63,10 @@ def test_a_step_of_shapes_only(shape, h100):
         idx = torch.zeros(config.batch_size, shape.block_size, dtype=torch.long)
     positions = None if model.transformer.h[0].attn.feature else idx
     optimizer = make_optimizer(model, config)
-    with NoWaiting():  # as in train()
-        parts = parts_of_step([idx, idx])
-        for part in parts.unbind():
-            loss = model(idx, idx, only_loss=True, positions=positions)[1] / part
-            loss.backward()
-        clip_gradients(optimizer, 1.0)
-        optimizer.step()
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    with NoWaiting():
+        batches = [(idx, idx, 1, positions)] * 2
+        training_step(model, batches, optimizer, scaler, contextlib.nullcontext(), 1.0)
     for p, state in optimizer.state.items():
         assert all(tensor.is_meta for tensor in (p, *state.values()))
 
@@ -152,7 +149,7 @@ def test_training_and_sampling_on_a_mac(change, optimizer, monkeypatch):
         model(idx, idx, only_loss=True)[1].backward()
         norm = torch.nn.utils.get_total_norm([p.grad for p in parameters])
         torch.nn.utils.clip_grads_with_norm_(parameters, 1.0, norm)
-        steps.step()
+        steps.step(torch.tensor(True, device="meta"))
         with torch.no_grad():
             read_and_sample(model, idx, cache, u)
 
