@@ -141,9 +141,9 @@ def share_of(count):
 def parallelize(model, device, config, batch):
     """Bring a GPT to this process's device; return what computes its training passes.
 
-    That is the GPT, or DistributedDataParallel of it. The weights are those of the first process.
-    batch: inputs, targets and positions of any micro-batch. Make the optimizer afterwards, since
-    fsdp replaces the parameters. All processes.
+    That is the GPT, or DistributedDataParallel (DDP) of it. The weights are those of the first
+    process. batch: inputs, targets and positions of a micro-batch. Make the optimizer afterwards,
+    since fsdp replaces the parameters. All processes.
     """
     if config.compile:
         from torch._dynamo import config as dynamo  # here, since it takes seconds
@@ -155,20 +155,35 @@ def parallelize(model, device, config, batch):
     if world_size() > 1 and config.parallel == "fsdp":
         apply_fsdp(model, device, config.compile)
         return model
-    trained = model.to(device)
+    model.to(device)
     if config.compile:
         model.compile()
-    if world_size() > 1:
-        trained = DistributedDataParallel(
-            model, broadcast_buffers=False, gradient_as_bucket_view=True
-        )
-        # DDP regroups the gradients after its first backward pass. Three or more processes then add
-        # them in another order. With this pass, a resumed run adds them as an undisturbed one does.
-        x, y, positions = batch
-        trained(x, y, only_loss=True, positions=positions)[1].backward()
-        model.take_auxiliary()
-        model.zero_grad()
+    if world_size() == 1:
+        return model
+    trained = DistributedDataParallel(model, broadcast_buffers=False, gradient_as_bucket_view=True)
+    # DDP regroups the gradients after its first backward pass. Three or more processes then add
+    # them in another order. With this pass, a resumed run adds them as an undisturbed one does.
+    x, y, positions = batch
+    trained(x, y, only_loss=True, positions=positions)[1].backward()
+    check_gradients(model.named_parameters())
+    model.take_auxiliary()
+    model.zero_grad()
     return trained
+
+
+def check_gradients(named):
+    """UserError for a parameter without a gradient, if there are several processes.
+
+    named: pairs of name and parameter. DDP averages the gradients in groups. A group that lacks one
+    is not averaged, and the others would wait for it.
+    """
+    if world_size() > 1:
+        for name, p in named:
+            if p.requires_grad and p.grad is None:
+                raise UserError(
+                    f"{name} got no gradient in rank {rank()}: every process must use every "
+                    "parameter in its last micro-batch of a step (add 0 * what it computes)"
+                )
 
 
 def apply_fsdp(model, device, compiled):
