@@ -559,16 +559,6 @@ class GPT(nn.Module):
         self.config = replace(self.config, vocab_size=vocab_size)
         self.tie_weights()
 
-    def context_start(self, T):
-        """First position of the context of a text of T tokens.
-
-        A full context keeps its last half and is filled again. So it begins at the same place for
-        half a window at a time, as a cache needs it, and depends on T alone.
-        """
-        size = self.config.block_size
-        hop = size + 1 - max(1, size // 2)
-        return hop * -(-max(0, T - size) // hop)
-
     def generate(
         self,
         idx,
@@ -587,10 +577,13 @@ class GPT(nn.Module):
         generator: of the CPU, the only source of randomness. Ids from vocab_size on are never
         sampled.
         """
-        from engine.generate import generate
+        from engine.generate import Sampling, Session, stream
 
-        settings = dict(temperature=temperature, top_k=top_k or 0, **sampling)
-        return generate(self, idx, max_new_tokens, settings, generator, vocab_size, use_cache)
+        session = Session(self, list(idx), max_new_tokens, use_cache)
+        sampling = Sampling(temperature=temperature, top_k=top_k or 0, **sampling)
+        for _ in stream(session, sampling, [generator] * len(idx), vocab_size):
+            pass
+        return session.ids
 
     @classmethod
     def from_pretrained(cls, name_or_folder, override_args=None, base="", **changes):

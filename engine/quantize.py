@@ -81,7 +81,7 @@ def linears_of(model):
     return {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear)}
 
 
-def best_dtype(model):
+def decoding_dtype(model):
     """Return the name of the dtype that suits the model's device, processor and size."""
     device = model.transformer.wte.weight.device
     if device.type == "cuda":
