@@ -3,8 +3,8 @@
     python sample.py [--out_dir=out] [--start="Once upon" | --start=FILE:x.txt] [--key=value ...]
     python sample.py --init_from=gpt2                      published weights
 
-It needs only the checkpoint's folder, no dataset. The text goes to the standard output, its speed to
-the standard error.
+It needs only the checkpoint's folder, no dataset. The text goes to the standard output, and its
+speed to the standard error.
 """
 
 import contextlib
@@ -110,7 +110,8 @@ def sample(config):
     for source, prompt in read_prompts(config).items():
         ids = encode_prompt(tokenizer, prompt, model.config.block_size, source)
         for n in range(config.num_samples):
-            texts.append(Text(tokenizer, ids, prompt, config.stop, config.seed + n))
+            seed = config.seed + n
+            texts.append(Text(tokenizer, ids, config.max_new_tokens, seed, config.stop, prompt))
 
     # Generate a batch at a time, and print each token as it comes
     started = time.perf_counter()
@@ -121,9 +122,11 @@ def sample(config):
         for batch in batches:
             write(batch, printer, model, config, compiled)
     finally:
-        count = sum(len(text.tokens) for text in texts)
-        speed = count / (time.perf_counter() - started)
-        print(f"{count} tokens, {speed:.1f} tokens/s; {dtype}", file=sys.stderr)
+        if printer.began:
+            count = sum(len(text.tokens[1:]) for text in texts)
+            speed = count / (time.perf_counter() - printer.began)
+            waited = f"first token after {printer.began - started:.2f} s"
+            print(f"{waited}, then {speed:.1f} tokens/s; {dtype}", file=sys.stderr)
 
 
 def write(texts, printer, model, config, compiled=None):
@@ -141,13 +144,10 @@ def write(texts, printer, model, config, compiled=None):
                 text.add(token, logprob)
             printer.show()
             if all(text.ended for text in texts):
-                return
+                break
     except KeyboardInterrupt:
         printer.interrupt()
         raise
-    for text in texts:
-        text.end("length")
-    printer.show()
 
 
 # ---- Prompts
@@ -208,7 +208,7 @@ def converse(model, tokenizer, config):
                 said = [message["content"] for message in asked]
                 encode_prompt(tokenizer, said[-1], math.inf, "what you typed")  # names it alone
                 ids = encode_prompt(tokenizer, "".join(said), math.inf, "what you typed")
-                text = Text(tokenizer, ids, stop=config.stop, seed=config.seed)
+                text = Text(tokenizer, ids, config.max_new_tokens, config.seed, config.stop)
         except UserError as error:
             print(error, file=sys.stderr)
             continue
@@ -230,9 +230,9 @@ def answer(messages, model, template, config):
     ids = template.encode_prompt(messages, context - room)
     if len(ids) >= context:
         raise UserError(f"the message has {len(ids)} tokens; the model reads {context}")
-    text = Text(template.tokenizer, torch.tensor(ids), stop=config.stop, seed=config.seed)
+    most = min(config.max_new_tokens, context - len(ids))
+    text = Text(template.tokenizer, torch.tensor(ids), most, config.seed, config.stop)
     text.end_token = template.end_of_turn()
-    text.most = context - len(ids)
     return text
 
 

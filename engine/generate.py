@@ -8,6 +8,7 @@ weight for ten rows costs little more than for one.
 import codecs
 import json
 import sys
+import time
 from dataclasses import dataclass
 
 import torch
@@ -51,24 +52,13 @@ def stream(session, sampling, generators, vocab_size=None):
         yield ids, logits
 
 
-def context_start(T, block_size):
-    """Return the first position of the context of a text of T tokens.
-
-    A full context keeps its last half and is filled again. So it begins at the same place for half
-    a window at a time, as a cache needs it, and depends on T alone.
-    """
-    hop = block_size + 1 - max(1, block_size // 2)
-    return hop * -(-max(0, T - block_size) // hop)
-
-
 class Session:
     """Tokens of a batch of texts, and the model's cache of them.
 
     prompts: 1-D tensors of ids, one for each text. max_new_tokens: how many are added to each, at
     most. All texts end at the same column of ids (B, T); a shorter one begins later, at begin[row].
     The columns before it, and those that are still empty, repeat its first id, where a penalty on
-    repetition finds nothing new. A full context moves on at context_start, separately for each
-    text.
+    repetition finds nothing new. A full context moves on separately for each text.
 
     compiled: a CompiledStep, or None. The shapes of its session never change.
     """
@@ -96,9 +86,15 @@ class Session:
         self.length += 1
 
     def context_starts(self):
-        """Return the column where the context of each text begins."""
-        block_size = self.model.config.block_size
-        return [begin + context_start(self.length - begin, block_size) for begin in self.begin]
+        """Return the column where the context of each text begins.
+
+        A full context keeps its last half and is filled again. So it begins at the same place for
+        half a window at a time, as a cache needs it, and depends only on the text's length.
+        """
+        size = self.model.config.block_size
+        hop = size + 1 - max(1, size // 2)
+        beyond = [self.length - begin - size for begin in self.begin]  # tokens that don't fit
+        return [begin + hop * -(-max(0, n) // hop) for begin, n in zip(self.begin, beyond)]
 
     @torch.inference_mode()
     def logits(self):
@@ -262,18 +258,18 @@ class Text:
     """
 
     tokenizer: object
-    ids: torch.Tensor = None
+    ids: torch.Tensor
     """The prompt's ids (T,)."""
-    prompt: str = ""
-    """What is shown before the generated text."""
-    stop: tuple = ()
-    """Strings that end the text."""
+    most: int
+    """Tokens to add, at most."""
     seed: int = 0
     """Seed of the text's random numbers."""
+    stop: tuple = ()
+    """Strings that end the text."""
+    prompt: str = ""
+    """What is printed before the generated text."""
     end_token: int = None
     """A token that ends the text, in addition to the tokenizer's."""
-    most: int = None
-    """Most tokens to add."""
 
     def __post_init__(self):
         # Holds back the bytes of an incomplete character.
@@ -340,9 +336,11 @@ class Printer:
     def __init__(self, texts, as_json=False):
         self.texts = list(texts)
         self.as_json = as_json
+        self.began = None  # when the first token came
 
     def show(self):
         """Print what is new."""
+        self.began = self.began or time.perf_counter()
         new = ""
         while self.texts:
             text = self.texts[0]
