@@ -398,17 +398,15 @@ def fused(q, k, v, visible=causal, score=scaled_dot, normalize=softmax):
         else:  # views
             k, v, j = k[:, :, start:], v[:, :, start:], j[:, start:]
     sees_all = visible is full or (exact and Tq == 1)
-    mask = None if is_causal or sees_all else mask_for_kernel(visible, i, j, q)
+    mask = None
+    if not (is_causal or sees_all):
+        mask = mask_of(visible, i, j, len(q))[:, None]  # (1 or B, 1, Tq, Tk)
+        bias = bias_of(visible, i, j, q)  # (H, Tq, Tk)
+        if bias is not None:
+            mask = torch.where(mask, bias, float("-inf"))
     if q.is_cuda:  # there are several kernels to choose from
         return sdpa.attend(q, k, v, mask, is_causal)
     return F.scaled_dot_product_attention(q, k, v, mask, is_causal=is_causal, enable_gqa=True)
-
-
-def mask_for_kernel(visible, i, j, q):
-    """A bool mask (1 or B, 1, Tq, Tk), or numbers to add with H in the place of 1."""
-    mask = mask_of(visible, i, j, len(q))[:, None]
-    bias = bias_of(visible, i, j, q)  # (H, Tq, Tk)
-    return mask if bias is None else torch.where(mask, bias, float("-inf"))
 
 
 ATTENTION = {"naive": naive, "masked_fill": masked_fill, "tiled": tiled, "fused": fused}
@@ -480,7 +478,7 @@ def next_columns(cache, T):
 class KVCache:
     """Keys and values of one layer for up to max_len positions. For inference.
 
-    A cache of your own offers the same: positions(T), visible(predicate), append(k, v), reset, trim
+    A cache of your own offers the same: index(T), visible(predicate), append(k, v), reset, trim
     and select, its `len`, and `at`, `k` and `v` for a compiled step.
 
     append(k, v) with k (B, G, T, D) and v (B, G, T, Dv) writes them after what is there and returns
@@ -525,7 +523,7 @@ class KVCache:
         other.v = self.v[rows]
         return other
 
-    def positions(self, T):
+    def index(self, T):
         """Positions of the next T tokens, as an index: a slice, `at`, or (B, T) after padding."""
         columns = self.at
         if columns is None:  # else the length is no part of the compiled step
@@ -564,7 +562,7 @@ class KVCache:
 class LinearState:
     """The memory of linear attention: one matrix per head, however long the past is.
 
-    It has KVCache's reset, select and positions.
+    It has KVCache's reset, select and index.
     """
 
     def __init__(self, max_len):
@@ -586,24 +584,13 @@ class LinearState:
         other.sum = self.sum[rows]
         return other
 
-    def positions(self, T):
+    def index(self, T):
         """Positions of the next T tokens."""
         return next_columns(self, T)
 
 
 # --------------------------------------------------------------------------------------------------
 # The modules only project; the maths is above.
-
-
-def check_heads(n_embd, n_head, n_kv_head=None, head_size=None):
-    """UserError unless n_embd can be split into n_head heads that share n_kv_head heads.
-
-    head_size: the size of a head, if it is not n_embd / n_head.
-    """
-    if n_embd % n_head and not head_size:
-        raise UserError(f"n_embd={n_embd} is not divisible by n_head={n_head}")
-    if n_kv_head and n_head % n_kv_head:
-        raise UserError(f"n_head={n_head} is not divisible by n_kv_head={n_kv_head}")
 
 
 def check_mechanism(attention, score, normalize, window, visible):
@@ -667,7 +654,6 @@ class SelfAttention(nn.Module):
         normalize="softmax",
     ):
         super().__init__()
-        check_heads(n_embd, n_head, n_kv_head, head_size)
         check_mechanism(attention, score, normalize, window, visible)
         self.n_head = n_head
         self.n_kv_head = n_kv_head or n_head
@@ -763,7 +749,6 @@ class CrossAttention(nn.Module):
         attention="fused",
     ):
         super().__init__()
-        check_heads(n_embd, n_head, head_size=head_size)
         self.attention = choose("attention", attention, ATTENTION)
         self.n_head = n_head
         D = head_size or n_embd // n_head

@@ -18,10 +18,10 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint as checkpoint_block
 
-from attention import SelfAttention, check_heads, check_mechanism, rope_table, sinusoidal
+from attention import SelfAttention, check_mechanism, rope_table, sinusoidal
 from engine.errors import UserError, at_least, choose
 from engine.loss import linear_cross_entropy
-from masks import PackedDocuments, predicate, sees_ahead
+from masks import PackedDocuments, sees_ahead
 from variants.differential import DifferentialAttention
 from variants.experts import Experts, ExpertsSettings
 from variants.gated import GatedAttention
@@ -97,7 +97,10 @@ class GPTConfig(ExpertsSettings, LatentSettings):
         at_least(1, self, "rope_base", "rope_stretch", "rope_trained", "latent_size")
         sizes = "n_kv_head", "window", "head_size", "value_size", "mlp_size", "norm_eps"
         at_least(0, self, *sizes, "dropout", "experts", "balance")
-        check_heads(self.n_embd, self.n_head, self.n_kv_head, self.head_size)
+        if self.n_embd % self.n_head and not self.head_size:
+            raise UserError(f"n_embd={self.n_embd} is not divisible by n_head={self.n_head}")
+        if self.n_kv_head and self.n_head % self.n_kv_head:
+            raise UserError(f"n_head={self.n_head} is not divisible by n_kv_head={self.n_kv_head}")
         check_mechanism(self.attention, self.score, self.normalize, self.window, self.visible)
         if not re.fullmatch("[SL]+", self.window_pattern):
             raise UserError(f"window_pattern={self.window_pattern!r} must be made of S and L")
@@ -295,8 +298,8 @@ MLP = {
 }
 
 # --------------------------------------------------------------------------------------------------
-# What mixes positions: make(config, n) -> layer(x, rope, cache), as SelfAttention.forward. It has
-# SelfAttention's new_cache and flops, too.
+# What mixes positions: make(config, n) -> layer(x, rope, cache), as SelfAttention.forward. It also
+# has SelfAttention's visible, new_cache and flops.
 
 
 def self_attention(config, n, module=SelfAttention, **own):
@@ -404,11 +407,6 @@ class GPT(nn.Module):
 
     def __init__(self, config):
         super().__init__()
-        if sees_ahead(predicate(config.visible)):
-            raise UserError(
-                f"visible={config.visible!r} would show a GPT the next token, which it is to "
-                "predict: it is for encoders"
-            )
         self.config = config
         # True: training computes each block twice, and keeps its input only (arXiv:1604.06174).
         self.activation_checkpointing = False
@@ -424,6 +422,11 @@ class GPT(nn.Module):
                 "ln_f": NORM[config.norm](config),
             }
         )
+        if sees_ahead(self.transformer.h[0].attn.visible):
+            raise UserError(
+                f"visible={config.visible!r} would show a GPT the next token, which it is to "
+                "predict: it is for encoders"
+            )
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         self.tie_weights()
         init_weights(self)
@@ -433,7 +436,7 @@ class GPT(nn.Module):
         if self.config.tie_weights:
             self.lm_head.weight = self.transformer.wte.weight
 
-    def forward(self, idx, targets=None, cache=None, only_loss=False, positions=None):
+    def forward(self, idx, targets=None, cache=None, only_loss=False, position_ids=None):
         """Token ids (B, T) -> logits and loss.
 
         In training, the loss's gradient is also that of the `auxiliary_loss` which modules have
@@ -444,10 +447,10 @@ class GPT(nn.Module):
         memory.
         Without targets: logits (B, 1, vocab_size) of the last position, and None.
         With a cache from new_cache, idx continues what the cache holds.
-        With positions (B, T), idx is documents that see only themselves: each begins at a 0.
+        With position_ids (B, T), idx is documents that see only themselves: each begins at a 0.
         UserError past block_size.
         """
-        packed = None if positions is None else PackedDocuments(positions)
+        packed = None if position_ids is None else PackedDocuments(position_ids)
         x = self.hidden(idx, cache, packed)  # (B, T, n_embd)
         if targets is None:
             return self.lm_head(x[:, -1:]), None
@@ -487,7 +490,7 @@ class GPT(nn.Module):
             raise ValueError(f"{T} tokens do not fit into block_size={self.config.block_size}")
         # The caches of all layers hold the same positions.
         first = cache[0] if cache else packed
-        index = slice(0, T) if first is None else first.positions(T)
+        index = slice(0, T) if first is None else first.index(T)
         rope = self.transformer.wpe.rope(index)
         x = self.transformer.wpe.add(self.transformer.wte(idx), index)  # (B, T, n_embd)
         # A residual stream in bfloat16 takes half the bytes. float16 has no room for its sums. With
@@ -570,13 +573,10 @@ class GPT(nn.Module):
         generator: of the CPU, the only source of randomness. Ids from vocab_size on are never
         sampled.
         """
-        from engine.generate import Sampling, Session, stream
+        from engine.generate import extend
 
-        session = Session(self, list(idx), max_new_tokens, use_cache)
-        sampling = Sampling(temperature=temperature, top_k=top_k or 0, **sampling)
-        for _ in stream(session, sampling, [generator] * len(idx), vocab_size):
-            pass
-        return session.ids
+        settings = dict(temperature=temperature, top_k=top_k or 0, **sampling)
+        return extend(self, idx, max_new_tokens, settings, generator, vocab_size, use_cache)
 
     @classmethod
     def from_pretrained(cls, name_or_folder, override_args=None, base="", **changes):

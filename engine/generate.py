@@ -15,7 +15,7 @@ import torch
 
 from engine.errors import UserError, escape_control_characters
 from engine.machine import TOKENS_WORTH_COMPILING, worth_compiling
-from engine.sampling import Sampling, sample_next_token  # noqa: F401
+from engine.sampling import Sampling, sample_next_token
 
 
 def prefill(model, idx, cache):
@@ -48,8 +48,17 @@ def stream(session, sampling, generators, vocab_size=None):
             raise UserError(
                 "this model computes numbers that are too large for float16: try --dtype=float32"
             )
-        session.append(ids)
+        session.ids[:, session.length] = ids  # the next step reads them
+        session.length += 1
         yield ids, logits
+
+
+def extend(model, idx, max_new_tokens, settings, generator=None, vocab_size=None, use_cache=True):
+    """Return idx (B, T) with max_new_tokens more: see GPT.generate. settings: those of Sampling."""
+    session = Session(model, list(idx), max_new_tokens, use_cache)
+    for _ in stream(session, Sampling(**settings), [generator] * len(idx), vocab_size):
+        pass
+    return session.ids
 
 
 class Session:
@@ -79,11 +88,6 @@ class Session:
             row[begin : self.length] = prompt
         self.cache = None
         self.starts = None  # the columns where the cached contexts begin
-
-    def append(self, ids):
-        """Add a token to each text, ids (B,), which the cache lacks until logits() reads it."""
-        self.ids[:, self.length] = ids
-        self.length += 1
 
     def context_starts(self):
         """Return the column where the context of each text begins.

@@ -41,7 +41,11 @@ class LinearCrossEntropy(torch.autograd.Function):
         if with_gradients:
             dx = torch.zeros_like(x)
             dweight = torch.zeros_like(weight) if weight.requires_grad else None
-        size = rows_of_a_chunk(x, weight)
+        # Rows whose logits are in memory at a time; on a GPU whole tiles of the products.
+        if x.is_cuda:
+            size = max(1, MAX_LOGITS_GPU // len(weight) // 128) * 128
+        else:
+            size = max(1, MAX_LOGITS_CPU // len(weight))
         for start in range(0, len(x), size):
             rows = slice(start, start + size)
             logits = F.linear(x[rows], weight)
@@ -74,13 +78,6 @@ class LinearCrossEntropy(torch.autograd.Function):
         if dweight is not None:
             dweight.mul_(scale)
         return dx.mul_(scale), dweight, None, None
-
-
-def rows_of_a_chunk(x, weight):
-    """Rows of x whose logits are in memory at a time; on a GPU whole tiles of the products."""
-    if x.is_cuda:
-        return max(1, MAX_LOGITS_GPU // len(weight) // 128) * 128
-    return max(1, MAX_LOGITS_CPU // len(weight))
 
 
 def softmax_minus_target(logits, log_sum, target):

@@ -10,15 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mechanisms import assert_same, cases, value_and_gradients
 
-from attention import fused, mask_for_kernel, masked_fill, naive
+from attention import fused, masked_fill, naive
 from engine import sdpa
-from masks import VISIBLE, causal, full, positions, sliding_window
+from masks import VISIBLE, bias_of, causal, full, mask_of, positions, sliding_window
 from tools.shared.benchmark import mechanism_examples
 
 
 def mask_for(q, k, visible):
-    """The mask that attention.fused gives to a kernel, bool or numbers to add."""
-    return mask_for_kernel(visible, *positions(q.shape[2], k.shape[2]), q)
+    """A mask for a kernel, bool or numbers to add."""
+    i, j = positions(q.shape[2], k.shape[2])
+    mask = mask_of(visible, i, j, len(q))[:, None]
+    bias = bias_of(visible, i, j, q)
+    return mask if bias is None else torch.where(mask, bias, float("-inf"))
 
 
 @given(cases(), st.booleans())

@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from attention import ATTENTION, SelfAttention
 from engine.dataset import with_positions
+from engine.generate import Session
 from engine.settings import parse_settings
 from model import GPT, MODERN, GPTConfig
 from train import TrainConfig
@@ -157,11 +158,16 @@ def test_text_longer_than_the_context():
 
 def test_a_full_context_keeps_its_last_half():
     """Catches a context cropped one token at a time, or one that outgrows block_size."""
-    model = tiny()
-    assert model.context_start(16) == 0  # everything fits
+    session = Session(tiny(), [torch.zeros(1, dtype=torch.long)], 60)
+
+    def context_start(T):
+        session.length = T
+        return session.context_starts()[0]
+
+    assert context_start(16) == 0  # everything fits
     for T in range(17, 60):
-        start = model.context_start(T)
-        if start == model.context_start(T - 1):
+        start = context_start(T)
+        if start == context_start(T - 1):
             assert 8 < T - start <= 16
         else:
             assert T - start == 8  # it has just moved on
