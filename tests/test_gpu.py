@@ -5,7 +5,7 @@
 
 import pytest
 import torch
-from conftest import configure, fit, parametrize
+from conftest import fit, parametrize
 from mechanisms import nobody_before_three, qkv, training_step, value_and_gradients
 from torch.profiler import ProfilerActivity, profile
 
@@ -22,13 +22,13 @@ from attention import (
     sliding_window,
     strided,
 )
-from engine.generate import CompiledStep, Session, stream
 from engine import quantize
+from engine.generate import CompiledStep, Session, stream
 from engine.optimizer import make_optimizer
 from engine.sampling import Sampling
 from model import GPT, MODERN, GPTConfig
 from tools.shared import machine_check
-from train import TrainConfig, make_trainer
+from train import TrainConfig
 
 HAS_GPU = torch.cuda.is_available()
 HAS_BFLOAT16 = HAS_GPU and torch.cuda.is_bf16_supported(including_emulation=False)
@@ -207,15 +207,20 @@ def test_kernels_of_decoding():
 
 
 @parametrize("optimizer", ["adamw", "muon"])
-def test_a_step_waits_for_nothing(optimizer, poem_here):
+def test_a_step_waits_for_nothing(optimizer):
     """Catches a step for whose numbers the program waits, so that the GPU idles."""
-    settings = dict(dtype="auto", optimizer=optimizer, grad_clip=1.0, dropout=0.1)
-    trainer = make_trainer(configure(**ON_GPU, **settings))
-    trainer.learning_rate = 0.01
-    trainer.update()  # libraries start
+    model = model_of(dropout=0.1)
+    optimizer = make_optimizer(model, TrainConfig(optimizer=optimizer))
+    idx = torch.randint(300, (4, 513), device=CUDA)
+    batches = [(rows[:, :-1], rows[:, 1:], None) for rows in idx.split(2)]
+
+    def step():
+        training_step(model, batches, optimizer, 1.0, torch.autocast("cuda", HALF))
+
+    step()  # libraries start
     torch.cuda.set_sync_debug_mode("error")
     try:
-        trainer.update()
+        step()
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
