@@ -37,7 +37,7 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from engine import sdpa
-from engine.errors import UserError, choose
+from engine.errors import UserError, at_least, choose  # noqa: F401  (model.py checks with them)
 from engine.linear_attention import chunked, featured, normalized
 from masks import (  # noqa: F401  (so that these can be imported from here too)
     VISIBLE,

@@ -18,8 +18,15 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint as checkpoint_block
 
-from attention import SelfAttention, check_mechanism, rope_table, sinusoidal
-from engine.errors import UserError, at_least, choose
+from attention import (
+    SelfAttention,
+    UserError,
+    at_least,
+    check_mechanism,
+    choose,
+    rope_table,
+    sinusoidal,
+)
 from engine.loss import linear_cross_entropy
 from masks import PackedDocuments, sees_ahead
 from variants.differential import DifferentialAttention
