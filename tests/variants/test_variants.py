@@ -8,7 +8,7 @@ import torch._dynamo
 from conftest import parametrize, put, refused, save
 from mechanisms import ADDED, MECHANISMS, assert_same, ids, random_model
 
-from engine import checkpoint, lora, published
+from engine import checkpoint, families, lora
 from engine.settings import parse_settings
 from model import GPT, MODERN, GPTConfig
 from tools import census, export
@@ -54,7 +54,7 @@ def test_what_reads_a_model(mechanism):
     assert model.flops_per_token() > 0
     with contextlib.suppress(ValueError):
         export.standard(model)
-        assert not published.not_standard(model.config), "it can be exported"
+        assert not families.not_standard(model.config), "it can be exported"
     with contextlib.suppress(ValueError):
         live.describe_model(model)
     model.extend_vocab(40)
@@ -81,11 +81,11 @@ def test_settings_of_its_own(tmp_path):
 
 def test_what_cannot_be_exported():
     """Catches a run that tells of it only once it has been trained."""
-    modern = published.not_standard(GPTConfig(**MODERN))
+    modern = families.not_standard(GPTConfig(**MODERN))
     assert modern == ["mlp=relu2"]
     settings = dict(mixer="gated", mlp="experts", visible="t5:12")
     want = {f"{name}={value}" for name, value in settings.items()}
-    assert {*published.not_standard(GPTConfig(**settings))} == want
+    assert {*families.not_standard(GPTConfig(**settings))} == want
 
 
 def test_layers_without_maps():
