@@ -100,20 +100,18 @@ class Session:
         beyond = [self.length - begin - size for begin in self.begin]  # tokens that don't fit
         return [begin + hop * -(-max(0, n) // hop) for begin, n in zip(self.begin, beyond)]
 
+    def last(self):
+        """Return the last token of each text, (B, 1)."""
+        return self.ids[:, self.length - 1 : self.length]
+
     @torch.inference_mode()
     def logits(self):
         """Read the last token, or all. Returns the logits (B, 1, V) of what follows each text."""
         starts = self.context_starts()
         if starts == self.starts and self.use_cache:
             return decode_one_token(self.model, self.last(), self.cache)
-        return self.read_all(starts)
 
-    def last(self):
-        """Return the last token of each text, (B, 1)."""
-        return self.ids[:, self.length - 1 : self.length]
-
-    def read_all(self, starts):
-        """Fill an empty cache from each text's start. Texts that are equal are read once."""
+        # Fill an empty cache from each text's start. Texts that are equal are read once.
         # Column 0 is the padding of a row, and its ids follow.
         left = min(starts)
         ids = self.ids[:, left : self.length].tolist()

@@ -49,7 +49,10 @@ def sample_next_token(logits, sampling, u, text=None, vocab_size=None):
         return inverse_cdf(probabilities(logits, sampling.temperature), u)[:, 0]  # saves sorting
     logits, ids = logits.topk(k)  # in descending order
     p = probabilities(logits, sampling.temperature)
-    p = keep_min_p(keep_top_p(p, sampling.top_p), sampling.min_p)
+    if sampling.top_p < 1:
+        p = keep_top_p(p, sampling.top_p)
+    if sampling.min_p > 0:
+        p = keep_min_p(p, sampling.min_p)
     return ids.gather(1, inverse_cdf(p, u))[:, 0]
 
 
