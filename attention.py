@@ -26,6 +26,7 @@ Attention weights have no dropout, because it would make the paths unequal: drop
 residual stream only.
 """
 
+import copy
 import functools
 import math
 import runpy
@@ -36,8 +37,8 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from engine import sdpa
-from engine.errors import UserError, check_heads, check_room, check_shapes, check_standard, choose
-from engine.linear_attention import LinearState, chunked, featured, normalized
+from engine.errors import UserError, at_least, choose  # noqa: F401  (model.py checks with them)
+from engine.linear_attention import chunked, featured, normalized
 from masks import (  # noqa: F401  (so that these can be imported from here too)
     VISIBLE,
     after_padding,
@@ -218,6 +219,29 @@ NORMALIZE = {"softmax": softmax, "sparsemax": sparsemax}
 # A query that may see nothing gets zeros.
 
 
+def check_shapes(q, k, v, visible):
+    """Return Tq and Tk. ValueError for shapes that don't fit together."""
+    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
+    same_rank = q.dim() == k.dim() == v.dim() == 4 and k.shape[:3] == v.shape[:3]
+    # Of q and k, every third size is B and D.
+    if not same_rank or q.shape[::3] != k.shape[::3] or q.shape[1] % k.shape[1]:
+        form = "q (B, H, Tq, D), k (B, G, Tk, D) and v (B, G, Tk, Dv), where G divides H"
+        raise ValueError(f"attention needs {form}, not {shapes}")
+    Tq, Tk = q.shape[2], k.shape[2]
+    if Tq > Tk and not getattr(visible, "across", False):
+        raise ValueError(f"queries are the last of the keys, so Tq must not exceed Tk: {shapes}")
+    return Tq, Tk
+
+
+def check_standard(path, standard):
+    """UserError for a score or normalizer that a path cannot compute."""
+    if not standard:
+        raise UserError(
+            f"attention={path} has no other score or normalizer than its own: "
+            "choose attention=masked_fill"
+        )
+
+
 def share_heads(q, x):
     """Repeat each of the G key/value heads for the H/G query heads that share it.
 
@@ -359,7 +383,7 @@ def fused(q, k, v, visible=causal, score=scaled_dot, normalize=softmax):
 
     # Many queries with a window: each has keys of its own that are out of reach.
     if Tq > 1 and not is_causal and not hasattr(visible, "bias"):
-        if exact and sdpa.has_flash(q, v):
+        if exact and q.is_cuda and sdpa.has_flash(q, v):
             return sdpa.flash_window(q, k, v, window)
         if Tk - start > max(3 * window, 4 * sdpa.BLOCK):  # else a full mask is faster
             seen = functools.partial(mask_of, visible, B=len(q))
@@ -374,15 +398,15 @@ def fused(q, k, v, visible=causal, score=scaled_dot, normalize=softmax):
         else:  # views
             k, v, j = k[:, :, start:], v[:, :, start:], j[:, start:]
     sees_all = visible is full or (exact and Tq == 1)
-    mask = None if is_causal or sees_all else mask_for_kernel(visible, i, j, q)
-    return sdpa.attend(q, k, v, mask, is_causal)
-
-
-def mask_for_kernel(visible, i, j, q):
-    """A bool mask (1 or B, 1, Tq, Tk), or numbers to add with H in the place of 1."""
-    mask = mask_of(visible, i, j, len(q))[:, None]
-    bias = bias_of(visible, i, j, q)  # (H, Tq, Tk)
-    return mask if bias is None else torch.where(mask, bias, float("-inf"))
+    mask = None
+    if not (is_causal or sees_all):
+        mask = mask_of(visible, i, j, len(q))[:, None]  # (1 or B, 1, Tq, Tk)
+        bias = bias_of(visible, i, j, q)  # (H, Tq, Tk)
+        if bias is not None:
+            mask = torch.where(mask, bias, float("-inf"))
+    if q.is_cuda:  # there are several kernels to choose from
+        return sdpa.attend(q, k, v, mask, is_causal)
+    return F.scaled_dot_product_attention(q, k, v, mask, is_causal=is_causal, enable_gqa=True)
 
 
 ATTENTION = {"naive": naive, "masked_fill": masked_fill, "tiled": tiled, "fused": fused}
@@ -440,10 +464,21 @@ FEATURE = {  # name -> the feature for heads of size D
 # rows.
 
 
+def next_columns(cache, T):
+    """Return the next T positions of a cache, a slice. ValueError if it has no room for them."""
+    end = cache.length + T
+    if end > cache.max_len:
+        raise ValueError(
+            f"the cache is full: {cache.length} of {cache.max_len} positions used, "
+            f"no room for {T} more"
+        )
+    return slice(cache.length, end)
+
+
 class KVCache:
     """Keys and values of one layer for up to max_len positions. For inference.
 
-    A cache of your own offers the same: positions(T), visible(predicate), append(k, v), reset, trim
+    A cache of your own offers the same: index(T), visible(predicate), append(k, v), reset, trim
     and select, its `len`, and `at`, `k` and `v` for a compiled step.
 
     append(k, v) with k (B, G, T, D) and v (B, G, T, Dv) writes them after what is there and returns
@@ -488,12 +523,11 @@ class KVCache:
         other.v = self.v[rows]
         return other
 
-    def positions(self, T):
+    def index(self, T):
         """Positions of the next T tokens, as an index: a slice, `at`, or (B, T) after padding."""
         columns = self.at
         if columns is None:  # else the length is no part of the compiled step
-            check_room(self, T)
-            columns = slice(self.length, self.length + T)
+            columns = next_columns(self, T)
         if self.padding is None:
             return columns
         if self.at is None:
@@ -514,17 +548,45 @@ class KVCache:
     def append(self, k, v):
         if self.at is not None:
             return self.k.index_copy_(2, self.at, k), self.v.index_copy_(2, self.at, v)
-        T = k.shape[2]
-        check_room(self, T)
+        new = next_columns(self, k.shape[2])
         if self.k is None:
             B, G, max_len, D, Dv = self.shape
             self.k = k.new_zeros(B, G, max_len, D)
             self.v = v.new_zeros(B, G, max_len, Dv)
-        new = slice(self.length, self.length + T)
         self.k[:, :, new] = k.detach()
         self.v[:, :, new] = v.detach()
-        self.length += T
+        self.length = new.stop
         return self.k[:, :, : self.length], self.v[:, :, : self.length]
+
+
+class LinearState:
+    """The memory of linear attention: one matrix per head, however long the past is.
+
+    It has KVCache's reset, select and index.
+    """
+
+    def __init__(self, max_len):
+        self.max_len = max_len
+        self.reset()
+
+    def reset(self, padding=None):
+        """Forget everything."""
+        if padding is not None:
+            raise ValueError(
+                "linear attention would add padding to its sum: give sequences of one length"
+            )
+        self.length = 0
+        self.sum = None  # (B, H, features, Dv + 1)
+
+    def select(self, rows):
+        """A state of these rows (N,) of the batch."""
+        other = copy.copy(self)
+        other.sum = self.sum[rows]
+        return other
+
+    def index(self, T):
+        """Positions of the next T tokens."""
+        return next_columns(self, T)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -592,7 +654,6 @@ class SelfAttention(nn.Module):
         normalize="softmax",
     ):
         super().__init__()
-        check_heads(n_embd, n_head, n_kv_head, head_size)
         check_mechanism(attention, score, normalize, window, visible)
         self.n_head = n_head
         self.n_kv_head = n_kv_head or n_head
@@ -688,7 +749,6 @@ class CrossAttention(nn.Module):
         attention="fused",
     ):
         super().__init__()
-        check_heads(n_embd, n_head, head_size=head_size)
         self.attention = choose("attention", attention, ATTENTION)
         self.n_head = n_head
         D = head_size or n_embd // n_head

@@ -127,21 +127,21 @@ def same_document(ids):
 class PackedDocuments:
     """A batch idx (B, T) whose rows are documents one after the other: each sees only itself.
 
-    index (B, T): the position of each token in its document, which a 0 begins. Has KVCache's
-    positions, visible and append, but stores nothing: the batch is complete.
+    position_ids (B, T): the position of each token in its document. A 0 begins a document. This
+    class has KVCache's index, visible and append, but stores nothing: the batch is complete.
     """
 
-    def __init__(self, index):
-        self.index = index
-        self.same = same_document((index == 0).cumsum(1))
+    def __init__(self, position_ids):
+        self.position_ids = position_ids
+        self.same = same_document((position_ids == 0).cumsum(1))
 
-    def positions(self, T):
-        return self.index
+    def index(self, T):
+        return self.position_ids
 
     def visible(self, predicate):
         @Derived
         def counted(i, j):  # from where the documents begin
-            return predicate(self.index[..., i], self.index[..., j])
+            return predicate(self.position_ids[..., i], self.position_ids[..., j])
 
         return both(with_promises(counted, predicate), self.same)
 

@@ -18,10 +18,17 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint as checkpoint_block
 
-from attention import SelfAttention, check_mechanism, rope_table, sinusoidal
-from engine.errors import UserError, at_least, check_heads, choose
+from attention import (
+    SelfAttention,
+    UserError,
+    at_least,
+    check_mechanism,
+    choose,
+    rope_table,
+    sinusoidal,
+)
 from engine.loss import linear_cross_entropy
-from masks import PackedDocuments, predicate, sees_ahead
+from masks import PackedDocuments, sees_ahead
 from variants.differential import DifferentialAttention
 from variants.experts import Experts, ExpertsSettings
 from variants.gated import GatedAttention
@@ -98,7 +105,10 @@ class GPTConfig(ExpertsSettings, LatentSettings):
         at_least(1, self, "rope_base", "rope_stretch", "rope_trained", "latent_size")
         sizes = "n_kv_head", "window", "head_size", "value_size", "mlp_size", "norm_eps"
         at_least(0, self, *sizes, "dropout", "experts", "balance")
-        check_heads(self.n_embd, self.n_head, self.n_kv_head, self.head_size)
+        if self.n_embd % self.n_head and not self.head_size:
+            raise UserError(f"n_embd={self.n_embd} is not divisible by n_head={self.n_head}")
+        if self.n_kv_head and self.n_head % self.n_kv_head:
+            raise UserError(f"n_head={self.n_head} is not divisible by n_kv_head={self.n_kv_head}")
         check_mechanism(self.attention, self.score, self.normalize, self.window, self.visible)
         if not re.fullmatch("[SL]+", self.window_pattern):
             raise UserError(f"window_pattern={self.window_pattern!r} must be made of S and L")
@@ -296,8 +306,8 @@ MLP = {
 }
 
 # --------------------------------------------------------------------------------------------------
-# What mixes positions: make(config, n) -> layer(x, rope, cache), as SelfAttention.forward. It has
-# SelfAttention's new_cache and flops, too.
+# What mixes positions: make(config, n) -> layer(x, rope, cache), as SelfAttention.forward. It also
+# has SelfAttention's visible, new_cache and flops.
 
 
 def self_attention(config, n, module=SelfAttention, **own):
@@ -395,18 +405,6 @@ class Block(nn.Module):
         return x + self.mlp(self.ln_2(x))
 
 
-def in_autocast(x):
-    """x in bfloat16 where autocast has that dtype: a residual stream of half the bytes.
-
-    float16 has no room for its sums. The default preset, with --dtype=bfloat16 on a CPU, loses
-    nothing by it: 0.0005 ± 0.0025 nats, five seeds.
-    """
-    device = x.device.type
-    if device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):
-        return x
-    return x.bfloat16() if torch.get_autocast_dtype(device) == torch.bfloat16 else x
-
-
 class GPT(nn.Module):
     """A decoder-only transformer.
 
@@ -417,11 +415,6 @@ class GPT(nn.Module):
 
     def __init__(self, config):
         super().__init__()
-        if sees_ahead(predicate(config.visible)):
-            raise UserError(
-                f"visible={config.visible!r} would show a GPT the next token, which it is to "
-                "predict: it is for encoders"
-            )
         self.config = config
         # True: training computes each block twice, and keeps its input only (arXiv:1604.06174).
         self.activation_checkpointing = False
@@ -437,6 +430,11 @@ class GPT(nn.Module):
                 "ln_f": NORM[config.norm](config),
             }
         )
+        if sees_ahead(self.transformer.h[0].attn.visible):
+            raise UserError(
+                f"visible={config.visible!r} would show a GPT the next token, which it is to "
+                "predict: it is for encoders"
+            )
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         self.tie_weights()
         init_weights(self)
@@ -446,7 +444,7 @@ class GPT(nn.Module):
         if self.config.tie_weights:
             self.lm_head.weight = self.transformer.wte.weight
 
-    def forward(self, idx, targets=None, cache=None, only_loss=False, positions=None):
+    def forward(self, idx, targets=None, cache=None, only_loss=False, position_ids=None):
         """Token ids (B, T) -> logits and loss.
 
         In training, the loss's gradient is also that of the `auxiliary_loss` which modules have
@@ -457,31 +455,30 @@ class GPT(nn.Module):
         memory.
         Without targets: logits (B, 1, vocab_size) of the last position, and None.
         With a cache from new_cache, idx continues what the cache holds.
-        With positions (B, T), idx is documents that see only themselves: each begins at a 0.
+        With position_ids (B, T), idx is documents that see only themselves: each begins at a 0.
         UserError past block_size.
         """
-        packed = None if positions is None else PackedDocuments(positions)
+        packed = None if position_ids is None else PackedDocuments(position_ids)
         x = self.hidden(idx, cache, packed)  # (B, T, n_embd)
         if targets is None:
             return self.lm_head(x[:, -1:]), None
         targets = targets.flatten()
         if only_loss:
+            logits = None
             loss = linear_cross_entropy(x.flatten(0, 1), self.lm_head.weight, targets)
-            return None, self.with_auxiliary(loss)
-        logits = self.lm_head(x)  # (B, T, vocab_size)
-        # Half precision is too coarse for a loss.
-        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        total = F.cross_entropy(wide.flatten(0, 1), targets, ignore_index=-1, reduction="sum")
-        return logits, self.with_auxiliary(total / (targets >= 0).sum().clamp_min(1))
+        else:
+            logits = self.lm_head(x)  # (B, T, vocab_size)
+            # Half precision is too coarse for a loss.
+            wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+            total = F.cross_entropy(wide.flatten(0, 1), targets, ignore_index=-1, reduction="sum")
+            loss = total / (targets >= 0).sum().clamp_min(1)
 
-    def with_auxiliary(self, loss):
-        """loss, whose value stays, with the gradient of what modules added in this pass."""
-        losses = self.take_auxiliary()
-        if not losses:
-            return loss
-        total = sum(losses)
-        self.auxiliary_loss = total.detach()
-        return loss + (total - self.auxiliary_loss)  # exactly loss
+        auxiliary = self.take_auxiliary()
+        if auxiliary:  # the loss keeps its value, and gets their gradient
+            total = sum(auxiliary)
+            self.auxiliary_loss = total.detach()
+            loss = loss + (total - self.auxiliary_loss)
+        return logits, loss
 
     def take_auxiliary(self):
         """Take the auxiliary losses from the modules that have one, for their graph's sake."""
@@ -501,10 +498,16 @@ class GPT(nn.Module):
             raise ValueError(f"{T} tokens do not fit into block_size={self.config.block_size}")
         # The caches of all layers hold the same positions.
         first = cache[0] if cache else packed
-        index = slice(0, T) if first is None else first.positions(T)
+        index = slice(0, T) if first is None else first.index(T)
         rope = self.transformer.wpe.rope(index)
         x = self.transformer.wpe.add(self.transformer.wte(idx), index)  # (B, T, n_embd)
-        x = self.transformer.drop(in_autocast(x))
+        # A residual stream in bfloat16 takes half the bytes. float16 has no room for its sums. With
+        # the default preset on a CPU it costs no accuracy: 0.0005 ± 0.0025 nats, five seeds.
+        device = x.device.type
+        if device in ("cpu", "cuda") and torch.is_autocast_enabled(device):
+            if torch.get_autocast_dtype(device) == torch.bfloat16:
+                x = x.bfloat16()
+        x = self.transformer.drop(x)
         recompute = self.activation_checkpointing and torch.is_grad_enabled() and not cache
         for layer, block in enumerate(self.transformer.h):
             memory = cache[layer] if cache else packed
@@ -560,16 +563,6 @@ class GPT(nn.Module):
         self.config = replace(self.config, vocab_size=vocab_size)
         self.tie_weights()
 
-    def context_start(self, T):
-        """First position of the context of a text of T tokens.
-
-        A full context keeps its last half and is filled again. So it begins at the same place for
-        half a window at a time, as a cache needs it, and depends on T alone.
-        """
-        size = self.config.block_size
-        hop = size + 1 - max(1, size // 2)
-        return hop * -(-max(0, T - size) // hop)
-
     def generate(
         self,
         idx,
@@ -588,10 +581,10 @@ class GPT(nn.Module):
         generator: of the CPU, the only source of randomness. Ids from vocab_size on are never
         sampled.
         """
-        from engine.generate import generate
+        from engine.generate import extend
 
         settings = dict(temperature=temperature, top_k=top_k or 0, **sampling)
-        return generate(self, idx, max_new_tokens, settings, generator, vocab_size, use_cache)
+        return extend(self, idx, max_new_tokens, settings, generator, vocab_size, use_cache)
 
     @classmethod
     def from_pretrained(cls, name_or_folder, override_args=None, base="", **changes):

@@ -23,7 +23,7 @@ from engine.errors import at_least, choose
 from engine.generate import CompiledStep, Session, stream
 from engine.machine import half_dtype
 from engine.quantize import prepare_for_inference
-from engine.sampling import Sampler, Sampling
+from engine.sampling import Sampling
 from model import GPT, Block
 from tools.shared import benchmark
 from tools.shared.measure import synchronize
@@ -161,8 +161,8 @@ def our_writer(model, prompts, tokens, compiled, seconds):
 
     def write():
         session = Session(model, list(prompts), tokens, compiled=compiled)
-        sampler = Sampler(Sampling(**SAMPLING), [None] * len(prompts))
-        for n, _ in enumerate(stream(session, tokens, sampler), 1):
+        generators = [None] * len(prompts)
+        for n, _ in enumerate(stream(session, Sampling(**SAMPLING), generators), 1):
             if n == WARM_UP:
                 synchronize(device)
                 start = time.perf_counter()

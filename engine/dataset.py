@@ -403,7 +403,7 @@ def validation_loss(model, data, config, device, autocast):
     for batch in parallel.progress_bar(validation_batches(data, config), "evaluating", delay=2):
         x, y, positions = to_device(batch, device)
         with autocast:
-            losses.append(model(x, y, only_loss=True, positions=positions)[1])
+            losses.append(model(x, y, only_loss=True, position_ids=positions)[1])
         tokens.append(int((batch[1] >= 0).sum()))
     model.train()
     weights = torch.tensor(tokens, dtype=torch.float64)

@@ -8,13 +8,14 @@ weight for ten rows costs little more than for one.
 import codecs
 import json
 import sys
+import time
 from dataclasses import dataclass
 
 import torch
 
 from engine.errors import UserError, escape_control_characters
 from engine.machine import TOKENS_WORTH_COMPILING, worth_compiling
-from engine.sampling import Sampler, Sampling, sample_next_token, to_device
+from engine.sampling import Sampling, sample_next_token
 
 
 def prefill(model, idx, cache):
@@ -27,46 +28,57 @@ def decode_one_token(model, token, cache):
     return model.lm_head(model.hidden(token, cache))
 
 
-def next_token(session, sampler):
-    """Add a token to each text. Returns their ids (B,) and the logits (B, V) of all."""
-    inputs = sampler.inputs(session)
-    if session.compiled and session.context_starts() == session.starts:  # the cache has room
-        ids, logits = session.compiled(session, *inputs)
-    else:
-        logits = session.logits()[:, -1]
-        ids = sample_next_token(logits, *inputs)
-    check_finite(logits)
-    session.append(ids)
-    return ids, logits
+@torch.no_grad()
+def stream(session, sampling, generators, vocab_size=None):
+    """Continue the texts of a Session: yield (ids (B,), logits (B, V)) for one token after another.
+
+    generators: a torch.Generator of the CPU for each text; None is PyTorch's own. sampling and
+    vocab_size: as in sample_next_token.
+    """
+    while session.length < session.end:
+        u = torch.cat([torch.rand(1, generator=g, dtype=torch.float64) for g in generators])
+        text = session.ids if sampling.repetition_penalty != 1 else None
+        if session.compiled and session.context_starts() == session.starts:  # the cache has room
+            ids, logits = session.compiled(session, sampling, u, text, vocab_size)
+        else:
+            logits = session.logits()[:, -1]
+            ids = sample_next_token(logits, sampling, u, text, vocab_size)
+        # An overflow of float16 anywhere in the model ends up here.
+        if logits.dtype == torch.float16 and not logits.isfinite().all():
+            raise UserError(
+                "this model computes numbers that are too large for float16: try --dtype=float32"
+            )
+        session.ids[:, session.length] = ids  # the next step reads them
+        session.length += 1
+        yield ids, logits
 
 
-def check_finite(logits):
-    """UserError for an overflow of float16: one anywhere in the model ends up here."""
-    if logits.dtype == torch.float16 and not logits.isfinite().all():
-        raise UserError(
-            "this model computes numbers that are too large for float16: try --dtype=float32"
-        )
+def extend(model, idx, max_new_tokens, settings, generator=None, vocab_size=None, use_cache=True):
+    """Return idx (B, T) with max_new_tokens more: see GPT.generate. settings: those of Sampling."""
+    session = Session(model, list(idx), max_new_tokens, use_cache)
+    for _ in stream(session, Sampling(**settings), [generator] * len(idx), vocab_size):
+        pass
+    return session.ids
 
 
 class Session:
     """Tokens of a batch of texts, and the model's cache of them.
 
-    prompts: 1-D tensors of ids, one for each text. room: tokens that will be added to each, at
+    prompts: 1-D tensors of ids, one for each text. max_new_tokens: how many are added to each, at
     most. All texts end at the same column of ids (B, T); a shorter one begins later, at begin[row].
-    Its first id stands before it too, and in the columns that are still empty, where a penalty on
-    repetition finds nothing new. A full context moves on at model.context_start, for each text by
-    itself.
+    The columns before it, and those that are still empty, repeat its first id, where a penalty on
+    repetition finds nothing new. A full context moves on separately for each text.
 
     compiled: a CompiledStep, or None. The shapes of its session never change.
     """
 
-    def __init__(self, model, prompts, room, use_cache=True, compiled=None):
+    def __init__(self, model, prompts, max_new_tokens, use_cache=True, compiled=None):
         self.model = model
         self.use_cache = use_cache
         self.compiled = compiled
         self.length = max(map(len, prompts))
         self.begin = [self.length - len(prompt) for prompt in prompts]
-        columns = self.length + room
+        self.end = columns = self.length + max_new_tokens
         if compiled:
             columns += -columns % 256  # few sizes, for each of which the step is compiled
         device = model.transformer.wte.weight.device
@@ -77,14 +89,20 @@ class Session:
         self.cache = None
         self.starts = None  # the columns where the cached contexts begin
 
-    def append(self, ids):
-        """Add a token to each text, ids (B,), which the cache lacks until logits() reads it."""
-        self.ids[:, self.length] = ids
-        self.length += 1
-
     def context_starts(self):
-        """Return the column where the context of each text begins."""
-        return [begin + self.model.context_start(self.length - begin) for begin in self.begin]
+        """Return the column where the context of each text begins.
+
+        A full context keeps its last half and is filled again. So it begins at the same place for
+        half a window at a time, as a cache needs it, and depends only on the text's length.
+        """
+        size = self.model.config.block_size
+        hop = size + 1 - max(1, size // 2)
+        beyond = [self.length - begin - size for begin in self.begin]  # tokens that don't fit
+        return [begin + hop * -(-max(0, n) // hop) for begin, n in zip(self.begin, beyond)]
+
+    def last(self):
+        """Return the last token of each text, (B, 1)."""
+        return self.ids[:, self.length - 1 : self.length]
 
     @torch.inference_mode()
     def logits(self):
@@ -92,14 +110,8 @@ class Session:
         starts = self.context_starts()
         if starts == self.starts and self.use_cache:
             return decode_one_token(self.model, self.last(), self.cache)
-        return self.read_all(starts)
 
-    def last(self):
-        """Return the last token of each text, (B, 1)."""
-        return self.ids[:, self.length - 1 : self.length]
-
-    def read_all(self, starts):
-        """Fill an empty cache from each text's start. Texts that are equal are read once."""
+        # Fill an empty cache from each text's start. Texts that are equal are read once.
         # Column 0 is the padding of a row, and its ids follow.
         left = min(starts)
         ids = self.ids[:, left : self.length].tolist()
@@ -109,7 +121,13 @@ class Session:
         table = self.ids.new_tensor(unique)
         padding = table[:, 0].contiguous() if max(starts) > left else None
 
-        cache = self.empty_cache(len(unique))
+        self.cache = None  # never two in memory
+        # Its size does not depend on the texts: a step is compiled once.
+        size = len(unique), min(self.model.config.block_size, self.ids.shape[1])
+        if self.compiled:
+            cache = self.compiled.empty_cache(self.model, *size)
+        else:
+            cache = self.model.new_cache(*size)
         for layer in cache:
             layer.reset(padding)
         logits = prefill(self.model, table[:, 1:], cache)
@@ -121,14 +139,6 @@ class Session:
         self.cache = cache
         self.starts = starts
         return logits
-
-    def empty_cache(self, batch_size):
-        """Return a cache of a size that does not depend on the texts: a step is compiled once."""
-        self.cache = None  # never two in memory
-        max_len = min(self.model.config.block_size, self.ids.shape[1])
-        if self.compiled:
-            return self.compiled.empty_cache(self.model, batch_size, max_len)
-        return self.model.new_cache(batch_size, max_len)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -201,7 +211,7 @@ class CompiledStep:
         sampling, u, text, vocab_size: as in sample_next_token.
         """
         token = session.last().clone()
-        u = to_device(u, token.device)
+        u = u.to(token.device, non_blocking=True)
         position = torch.full_like(token[0], len(session.cache[0]))
         for layer in session.cache:
             layer.at = position
@@ -250,16 +260,18 @@ class Text:
     """
 
     tokenizer: object
-    stop: tuple = ()
-    prompt: str = ""
-    ids: torch.Tensor = None
-    """The prompt's (T,), for the model."""
+    ids: torch.Tensor
+    """The prompt's ids (T,)."""
+    most: int
+    """Tokens to add, at most."""
     seed: int = 0
-    """Of its random numbers."""
+    """Seed of the text's random numbers."""
+    stop: tuple = ()
+    """Strings that end the text."""
+    prompt: str = ""
+    """What is printed before the generated text."""
     end_token: int = None
-    """A token that ends it too."""
-    most: int = None
-    """Tokens, at most."""
+    """A token that ends the text, in addition to the tokenizer's."""
 
     def __post_init__(self):
         # Holds back the bytes of an incomplete character.
@@ -326,23 +338,24 @@ class Printer:
     def __init__(self, texts, as_json=False):
         self.texts = list(texts)
         self.as_json = as_json
+        self.began = None  # when the first token came
 
     def show(self):
-        """Print what can be shown now."""
+        """Print what is new."""
+        self.began = self.began or time.perf_counter()
+        new = ""
         while self.texts:
             text = self.texts[0]
             if not self.as_json:
-                self.print(text.unshown())
+                new += text.unshown()
             if not text.ended:
-                return
+                break
             del self.texts[0]
             if self.as_json:
-                self.print(text.to_json() + "\n")
+                new += text.to_json() + "\n"
             else:
-                self.print("\n---------------\n" if self.texts else "\n")
-
-    def print(self, piece):
-        print(escape_control_characters(piece), end="", flush=True)
+                new += "\n---------------\n" if self.texts else "\n"
+        print(escape_control_characters(new), end="", flush=True)
 
     def interrupt(self):
         """Show the texts that have begun, as far as they are."""
@@ -350,23 +363,3 @@ class Printer:
         for text in self.texts:
             text.end("interrupted")
         self.show()
-
-
-# --------------------------------------------------------------------------------------------------
-# Generating texts: one token after another, many texts a batch at a time, or a conversation.
-
-
-def generate(model, idx, max_new_tokens, settings, generator=None, vocab_size=None, use_cache=True):
-    """Return idx (B, T) with max_new_tokens more: see GPT.generate. settings: of Sampling."""
-    session = Session(model, list(idx), max_new_tokens, use_cache)
-    sampler = Sampler(Sampling(**settings), [generator] * len(idx), vocab_size)
-    for _ in stream(session, max_new_tokens, sampler):
-        pass
-    return session.ids
-
-
-@torch.no_grad()
-def stream(session, max_new_tokens, sampler):
-    """Continue a session's texts: yield (ids (B,), logits (B, V)) of one token after another."""
-    for _ in range(max_new_tokens):
-        yield next_token(session, sampler)

@@ -3,12 +3,8 @@
 The sequence is cut into chunks, and a sum is handed from one to the next.
 """
 
-import copy
-
 import torch
 import torch.nn.functional as F
-
-from engine.errors import check_room
 
 CHUNK = 128  # tokens
 
@@ -17,8 +13,8 @@ def chunked(q, k, v, feature, past):
     """Causal attention with weights feature(q)·feature(k), and the sum over all keys.
 
     q (B, H, Tq, D), k (B, H, Tk, D), v (B, H, Tk, Dv); the result is (B, H, Tq, Dv). past: the sum
-    for all that came before k and v, or None; see LinearState. Within a chunk all pairs are
-    compared; between chunks only the running sum is handed on.
+    for all that came before k and v, or None. Within a chunk all pairs are compared; between chunks
+    only the running sum is handed on.
     """
     dtype = v.dtype
     Tq = q.shape[2]
@@ -59,34 +55,3 @@ def normalized(y):
     """Weighted sums, divided by the sum of the weights, their last column; zeros if that is 0."""
     total = y[..., -1:]
     return y[..., :-1] / total.clamp_min(torch.finfo(y.dtype).tiny)
-
-
-class LinearState:
-    """The memory of linear attention: one matrix per head, however long the past is.
-
-    Has KVCache's reset, select and positions.
-    """
-
-    def __init__(self, max_len):
-        self.max_len = max_len
-        self.reset()
-
-    def reset(self, padding=None):
-        """Forget everything."""
-        if padding is not None:
-            raise ValueError(
-                "linear attention would add padding to its sum: give sequences of one length"
-            )
-        self.length = 0
-        self.sum = None  # (B, H, features, Dv + 1)
-
-    def select(self, rows):
-        """A state of these rows (N,) of the batch."""
-        other = copy.copy(self)
-        other.sum = self.sum[rows]
-        return other
-
-    def positions(self, T):
-        """Positions of the next T tokens."""
-        check_room(self, T)
-        return slice(self.length, self.length + T)

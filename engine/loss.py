@@ -41,7 +41,11 @@ class LinearCrossEntropy(torch.autograd.Function):
         if with_gradients:
             dx = torch.zeros_like(x)
             dweight = torch.zeros_like(weight) if weight.requires_grad else None
-        size = rows_of_a_chunk(x, weight)
+        # Rows whose logits are in memory at a time; on a GPU whole tiles of the products.
+        if x.is_cuda:
+            size = max(1, MAX_LOGITS_GPU // len(weight) // 128) * 128
+        else:
+            size = max(1, MAX_LOGITS_CPU // len(weight))
         for start in range(0, len(x), size):
             rows = slice(start, start + size)
             logits = F.linear(x[rows], weight)
@@ -52,8 +56,14 @@ class LinearCrossEntropy(torch.autograd.Function):
             log_sum = logits.logsumexp(-1, keepdim=True)
             total += (log_sum - logits.gather(1, target)).masked_fill(ignored, 0).sum()
             if with_gradients:
-                dlogits = softmax_minus_target(logits, log_sum, target).masked_fill_(ignored, 0)
-                dlogits = dlogits.mul_(LOSS_SCALE / count).to(half)
+                # The gradient of a row's loss: its softmax, minus 1 at the target.
+                dlogits = logits.sub_(log_sum).exp_()
+                if logits.is_cuda:  # compiled, this is one kernel that writes half precision alone
+                    ids = torch.arange(logits.shape[1], device=logits.device)
+                    dlogits = dlogits - (ids == target).to(wide)
+                else:
+                    dlogits.scatter_add_(1, target, dlogits.new_full(target.shape, -1))
+                dlogits = dlogits.masked_fill_(ignored, 0).mul_(LOSS_SCALE / count).to(half)
                 dx[rows] = dlogits @ weight
                 if dweight is None:  # frozen
                     continue
@@ -74,20 +84,3 @@ class LinearCrossEntropy(torch.autograd.Function):
         if dweight is not None:
             dweight.mul_(scale)
         return dx.mul_(scale), dweight, None, None
-
-
-def rows_of_a_chunk(x, weight):
-    """Rows of x whose logits are in memory at a time; on a GPU whole tiles of the products."""
-    if x.is_cuda:
-        return max(1, MAX_LOGITS_GPU // len(weight) // 128) * 128
-    return max(1, MAX_LOGITS_CPU // len(weight))
-
-
-def softmax_minus_target(logits, log_sum, target):
-    """The gradient of each row's loss: its softmax, minus 1 at the target. Overwrites logits."""
-    softmax = logits.sub_(log_sum).exp_()
-    if not logits.is_cuda:
-        return softmax.scatter_add_(1, target, softmax.new_full(target.shape, -1))
-    # Compiled, this is one kernel that writes half precision alone.
-    ids = torch.arange(logits.shape[1], device=logits.device)
-    return softmax - (ids == target).to(logits.dtype)

@@ -164,7 +164,7 @@ def parallelize(model, device, config, batch):
     # DDP regroups the gradients after its first backward pass. Three or more processes then add
     # them in another order. With this pass, a resumed run adds them as an undisturbed one does.
     x, y, positions = batch
-    trained(x, y, only_loss=True, positions=positions)[1].backward()
+    trained(x, y, only_loss=True, position_ids=positions)[1].backward()
     check_gradients(model.named_parameters())
     model.take_auxiliary()
     model.zero_grad()

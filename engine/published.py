@@ -221,7 +221,7 @@ def load_tokenizer(folder, vocab_size):
     """
     found = tokenizer.tokenizer_from_folder(folder)
     further = {*range(vocab_size, found.vocab_size)}
-    if not further <= {*found.special_tokens.values()} - {*found.begin}:
+    if further and not further <= {*found.special_tokens.values()} - {*found.begin}:
         raise UserError(
             f"{folder} has {vocab_size:,} token ids, and its tokenizer {found.vocab_size:,}"
         )

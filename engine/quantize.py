@@ -76,17 +76,13 @@ def round_to_int8(weight):
     return (weight / scale[:, None]).round().to(torch.int8), scale
 
 
-def linears_of(model):
-    """Return {name: module} of all Linears."""
-    return {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear)}
-
-
-def best_dtype(model):
+def decoding_dtype(model):
     """Return the name of the dtype that suits the model's device, processor and size."""
     device = model.transformer.wte.weight.device
     if device.type == "cuda":
         return half_dtype(device)
-    is_large = sum(linear.weight.nbytes for linear in linears_of(model).values()) > CACHE_BYTES
+    linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    is_large = sum(linear.weight.nbytes for linear in linears) > CACHE_BYTES
     return "float16" if device.type == "cpu" and HAS_FBGEMM and is_large else "float32"
 
 
@@ -103,8 +99,9 @@ def prepare_for_inference(model, dtype, quantize="none"):
     elif dtype == torch.float16 and device.type == "cpu" and HAS_FBGEMM:
         layer = Half
     if layer:
-        for name, linear in linears_of(model).items():
-            model.set_submodule(name, layer(linear))
+        for name, module in [*model.named_modules()]:
+            if isinstance(module, nn.Linear):
+                model.set_submodule(name, layer(module))
     if not layer or device.type != "cpu":
         for p in model.parameters():
             p.data = p.data.to(dtype)

@@ -34,9 +34,9 @@ class Sampling:
 def sample_next_token(logits, sampling, u, text=None, vocab_size=None):
     """Return ids (B,), sampled from logits (B, V).
 
-    u (B,): numbers uniform in [0, 1), the only source of randomness. text: the ids (B, T) to
-    penalize, or None. Ids from vocab_size on are never sampled: the padding of a vocabulary has no
-    text.
+    u (B,): uniform random numbers in [0, 1), the only source of randomness. text: the ids (B, T) to
+    penalize, or None. Ids from vocab_size on are never sampled, because they only pad the
+    vocabulary.
     """
     logits = logits[:, :vocab_size].float()
     V = logits.shape[-1]
@@ -46,10 +46,13 @@ def sample_next_token(logits, sampling, u, text=None, vocab_size=None):
         return logits.argmax(dim=-1)
     k = min(sampling.top_k or V, V)
     if k == V and sampling.top_p == 1 and sampling.min_p == 0:
-        return inverse_cdf(softmax(logits, sampling.temperature), u)[:, 0]  # saves sorting
+        return inverse_cdf(probabilities(logits, sampling.temperature), u)[:, 0]  # saves sorting
     logits, ids = logits.topk(k)  # in descending order
-    p = softmax(logits, sampling.temperature)
-    p = keep_min_p(keep_top_p(p, sampling.top_p), sampling.min_p)
+    p = probabilities(logits, sampling.temperature)
+    if sampling.top_p < 1:
+        p = keep_top_p(p, sampling.top_p)
+    if sampling.min_p > 0:
+        p = keep_min_p(p, sampling.min_p)
     return ids.gather(1, inverse_cdf(p, u))[:, 0]
 
 
@@ -60,8 +63,8 @@ def penalize_repetition(logits, text, penalty):
     return logits.scatter(1, text, penalized)
 
 
-def softmax(logits, temperature):
-    """Return the probabilities at a temperature, in float64, or in float32 on a device without."""
+def probabilities(logits, temperature):
+    """Return softmax(logits / temperature), in float64, or in float32 where the device has none."""
     wide = torch.float64 if logits.device.type in ("cpu", "cuda") else torch.float32
     logits = logits - logits.amax(dim=-1, keepdim=True)  # no overflow at a tiny temperature
     return (logits.to(wide) / temperature).softmax(dim=-1)
@@ -87,31 +90,7 @@ def keep_min_p(p, share):
 def inverse_cdf(p, u):
     """Return the index (B, 1) at which the cumulative sum of p (B, V) passes u (B,) of its end."""
     ends = p.cumsum(dim=-1)
-    u = to_device(u.to(p.dtype), p.device)
+    # Nobody waits for this copy. On MPS somebody must: it may read u after u has been freed.
+    u = u.to(p.dtype).to(p.device, non_blocking=p.device.type != "mps")
     index = torch.searchsorted(ends, u[:, None] * ends[:, -1:], right=True)
     return index.clamp(max=p.shape[-1] - 1)
-
-
-def to_device(u, device):
-    """Copy u to a device without waiting until that has computed all it was given.
-
-    MPS waits: it may read u when that is gone.
-    """
-    return u.to(device, non_blocking=device.type != "mps")
-
-
-@dataclass
-class Sampler:
-    """Settings of sampling, and the source of each text's random numbers, one a token."""
-
-    sampling: Sampling
-    generators: list
-    """Of the CPU; None among them is PyTorch's own."""
-    vocab_size: int | None = None
-    """As in sample_next_token."""
-
-    def inputs(self, session):
-        """Return what sample_next_token takes beside the logits, for a session's next column."""
-        text = session.ids if self.sampling.repetition_penalty != 1 else None
-        u = [torch.rand(1, generator=g, dtype=torch.float64) for g in self.generators]
-        return self.sampling, torch.cat(u), text, self.vocab_size

@@ -1,5 +1,6 @@
 """Inputs that several tests share: every mechanism of a model, and random cases of attention."""
 
+import contextlib
 import inspect
 import itertools
 
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from attention import ATTENTION, FEATURE, NORMALIZE, SCORE
+from engine.optimizer import clip_gradients, parts_of_step
 from masks import (
     VISIBLE,
     after_padding,
@@ -144,6 +146,25 @@ def cases(draw):
     torch.manual_seed(draw(st.integers(0, 2**31)))
     shapes = (B, H, Tq, D), (B, G, Tk, D), (B, G, Tk, Dv)
     return *(torch.randn(shape, dtype=torch.float64) for shape in shapes), visible
+
+
+def training_step(net, batches, optimizer, grad_clip=0.0, autocast=None, scaler=None):
+    """Update a model as train.py does, from micro-batches (x, y, position_ids); return the loss."""
+    scaler = scaler or torch.amp.GradScaler("cpu", enabled=False)
+    parts = parts_of_step([y for _, y, _ in batches])
+    losses = []
+    for (x, y, position_ids), part in zip(batches, parts):
+        with autocast or contextlib.nullcontext():
+            loss = net(x, y, only_loss=True, position_ids=position_ids)[1] / part
+        scaler.scale(loss).backward()
+        net.take_auxiliary()
+        losses.append(loss.detach())
+    scaler.unscale_(optimizer)
+    clip_gradients(optimizer, grad_clip)
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+    return torch.stack(losses).sum()
 
 
 class NoWaiting(TorchDispatchMode):

@@ -5,8 +5,8 @@
 
 import pytest
 import torch
-from conftest import configure, fit, parametrize
-from mechanisms import nobody_before_three, qkv, value_and_gradients
+from conftest import fit, parametrize
+from mechanisms import nobody_before_three, qkv, training_step, value_and_gradients
 from torch.profiler import ProfilerActivity, profile
 
 import sample
@@ -22,12 +22,13 @@ from attention import (
     sliding_window,
     strided,
 )
+from engine import quantize
 from engine.generate import CompiledStep, Session, stream
-from engine.optimizer import make_optimizer, training_step
-from engine.sampling import Sampler, Sampling
+from engine.optimizer import make_optimizer
+from engine.sampling import Sampling
 from model import GPT, MODERN, GPTConfig
 from tools.shared import machine_check
-from train import TrainConfig, make_trainer
+from train import TrainConfig
 
 HAS_GPU = torch.cuda.is_available()
 HAS_BFLOAT16 = HAS_GPU and torch.cuda.is_bf16_supported(including_emulation=False)
@@ -126,12 +127,14 @@ def losses(model, compile, optimizer, mask_documents=None):
     scaler = torch.amp.GradScaler("cuda", enabled=not HAS_BFLOAT16)
     idx = torch.randint(300, (4, 513), device=CUDA)
     positions = torch.arange(512, device=CUDA).expand(2, -1) % 100 if mask_documents else None
-    batches = [(rows[:, :-1], rows[:, 1:], None, positions) for rows in idx.split(2)]
-    found = [training_step(net, batches, optimizer, scaler, autocast)[0] for _ in range(5)]
+    batches = [(rows[:, :-1], rows[:, 1:], positions) for rows in idx.split(2)]
+    found = [
+        training_step(net, batches, optimizer, autocast=autocast, scaler=scaler) for _ in range(5)
+    ]
     net.eval()
     x, y, *_ = batches[0]
     with torch.no_grad(), autocast:
-        found.append(net(x, y, only_loss=True, positions=positions)[1])
+        found.append(net(x, y, only_loss=True, position_ids=positions)[1])
     return torch.stack(found)
 
 
@@ -158,7 +161,7 @@ def continuation(model, prompts, count, step=None):
     """Return ids (count, B) and logits (count, B, V) of what follows prompts (B, T)."""
     generators = [torch.Generator().manual_seed(n) for n in range(len(prompts))]
     session = Session(model, [*prompts], count, compiled=step)
-    found = list(stream(session, count, Sampler(Sampling(top_k=50), generators)))
+    found = list(stream(session, Sampling(top_k=50), generators))
     return [torch.stack(tensors) for tensors in zip(*found)]
 
 
@@ -175,11 +178,11 @@ def continuation(model, prompts, count, step=None):
 )
 def test_a_decoding_step_is_one_cuda_graph(case, monkeypatch):
     """Catches a step that is not one CUDA graph, or that writes another text."""
-    name, quantize, rows = case.split()
+    name, weights, rows = case.split()
     monkeypatch.setattr("torch._inductor.config.triton.cudagraph_or_error", True)
     torch._dynamo.reset()
     model = model_of(**MODELS[name]).eval()
-    model = quantize.prepare_for_inference(model, torch.float32, quantize)
+    model = quantize.prepare_for_inference(model, torch.float32, weights)
     step = CompiledStep()
     for length, count in ((9, 60), (30, 40)):
         prompts = torch.randint(300, (int(rows), length), device=CUDA)
@@ -204,15 +207,20 @@ def test_kernels_of_decoding():
 
 
 @parametrize("optimizer", ["adamw", "muon"])
-def test_a_step_waits_for_nothing(optimizer, poem_here):
+def test_a_step_waits_for_nothing(optimizer):
     """Catches a step for whose numbers the program waits, so that the GPU idles."""
-    settings = dict(dtype="auto", optimizer=optimizer, grad_clip=1.0, dropout=0.1)
-    trainer = make_trainer(configure(**ON_GPU, **settings))
-    trainer.learning_rate = 0.01
-    trainer.update()  # libraries start
+    model = model_of(dropout=0.1)
+    optimizer = make_optimizer(model, TrainConfig(optimizer=optimizer))
+    idx = torch.randint(300, (4, 513), device=CUDA)
+    batches = [(rows[:, :-1], rows[:, 1:], None) for rows in idx.split(2)]
+
+    def step():
+        training_step(model, batches, optimizer, 1.0, torch.autocast("cuda", HALF))
+
+    step()  # libraries start
     torch.cuda.set_sync_debug_mode("error")
     try:
-        trainer.update()
+        step()
     finally:
         torch.cuda.set_sync_debug_mode("default")
 

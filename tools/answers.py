@@ -13,9 +13,9 @@ import torch
 from tqdm import tqdm
 
 from engine.errors import UserError, at_least, escape_control_characters
-from engine.generate import Session, next_token
+from engine.generate import Session, stream
 from engine.machine import pick_device
-from engine.sampling import Sampler, Sampling
+from engine.sampling import Sampling
 from tools.shared.settings import DatasetSettings, run
 
 SHOWN = 3  # of each split
@@ -79,8 +79,10 @@ def answer_questions(model, tokenizer, asked):
     special = {*tokenizer.special_tokens.values()}
     longest = max(len(true) for _, true in asked)
     session = Session(model, [torch.tensor(question) for question, _ in asked], longest)
-    sampler = Sampler(Sampling(temperature=0), [None] * len(asked), tokenizer.vocab_size)
-    columns = [next_token(session, sampler)[0] for _ in range(longest)]
+    most_likely = stream(
+        session, Sampling(temperature=0), [None] * len(asked), tokenizer.vocab_size
+    )
+    columns = [ids for ids, _ in most_likely]
     found = []
     for (question, true), answer in zip(asked, torch.stack(columns, 1).tolist()):
         exact = answer[: len(true)] == true

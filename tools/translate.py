@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.errors import UserError, at_least, escape_control_characters
-from engine.sampling import Sampler, Sampling
+from engine.sampling import Sampling, sample_next_token
 from experiments.shared import translation, translators
 from tools.shared.settings import run
 
@@ -40,11 +40,15 @@ def main(config):
     """Print the translation and return it."""
     model, vocabulary = translators.load(config.out_dir)
     vocabulary.check(config.text)
-    sampler = None
-    if config.temperature:
-        generator = torch.Generator().manual_seed(config.seed)
-        sampler = Sampler(Sampling(temperature=config.temperature), [generator])
-    [text] = translation.translate(model, vocabulary, [config.text], config.beam, sampler)
+    generator = torch.Generator().manual_seed(config.seed)
+    sampling = Sampling(temperature=config.temperature)
+
+    def sample(logits):
+        u = torch.rand(len(logits), generator=generator, dtype=torch.float64)
+        return sample_next_token(logits, sampling, u)
+
+    how = sample if config.temperature else None
+    [text] = translation.translate(model, vocabulary, [config.text], config.beam, how)
     print(escape_control_characters(text))
     return text
 

@@ -11,7 +11,6 @@ from torch.nn.utils.rnn import pad_sequence
 
 from engine import tokenizer
 from engine.errors import UserError, library_errors
-from engine.sampling import sample_next_token
 from tools.shared.inspection import recording
 
 END = 0  # of a sentence. It also begins its translation, and is the padding
@@ -117,12 +116,12 @@ def batches(lengths, tokens, seed):
 
 
 @torch.no_grad()
-def search(model, source, real, beam=1, sampler=None, longest=None):
+def search(model, source, real, beam=1, sample=None, longest=None):
     """Return the translations (B, T) that beam search finds, and the mean log-probability of each.
 
     Of all continuations, the best `beam` are kept at each step, until all have ended, or have
     `longest` pieces. Of those, the best by their mean counts: by their sum, short ones would win.
-    beam=1 is greedy, or with a Sampler draws each piece. The model has four methods:
+    beam=1 is greedy, or draws each piece by sample(logits) -> ids (B,). The model has four methods:
 
         encode(source, real) -> memory, tensors (B, ...)
         new_past(memory, longest) -> past, before the first piece
@@ -149,9 +148,8 @@ def search(model, source, real, beam=1, sampler=None, longest=None):
         more[ended, END] = 0.0  # one more END costs nothing
         V = more.shape[1]
         continued = scores[:, None] + more  # (B·beam, V)
-        if sampler:
-            drawn = sample_next_token(more, *sampler.inputs(None)[:2])
-            best = drawn[:, None]
+        if sample:
+            best = sample(more)[:, None]
             scores = continued.gather(1, best)
         else:
             scores, best = continued.view(B, beam * V).topk(beam)
@@ -170,14 +168,14 @@ def search(model, source, real, beam=1, sampler=None, longest=None):
     return tokens[rows, 1:], best
 
 
-def translate(model, vocabulary, texts, beam, sampler=None):
+def translate(model, vocabulary, texts, beam, sample=None):
     """Return translations of texts, found for 100 of similar length at a time."""
     numbers = [vocabulary.encode(text) for text in texts]
     lengths = torch.tensor([len(row) for row in numbers])
     found = {}
     for rows in lengths.argsort(stable=True).split(100):
         source, real = padded([numbers[n] for n in rows])
-        tokens, _ = search(model, source, real, beam, sampler)
+        tokens, _ = search(model, source, real, beam, sample)
         for n, row in zip(rows.tolist(), tokens.tolist()):
             found[n] = vocabulary.decode(row)
     return [found[n] for n in range(len(texts))]

@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mechanisms import ids, random_model
 
+from engine import generate, quantize
 from engine.generate import CompiledStep, Session, compile_step, decode_and_sample, stream
 from engine.quantize import prepare_for_inference
-from engine.sampling import Sampler, Sampling, sample_next_token
+from engine.sampling import Sampling, sample_next_token
 from model import GPT, MODERN
 
 SHAPES = {
@@ -27,7 +28,7 @@ def write(model, prompts, count, seeds=None, sampling=Sampling(top_k=10), **opti
     """Return the tokens (count, B) that follow prompts, and their logits (count, B, V)."""
     session = Session(model, prompts, count, **options)
     random = [torch.Generator().manual_seed(seed) for seed in seeds or range(len(prompts))]
-    tokens, logits = zip(*stream(session, count, Sampler(sampling, random)))
+    tokens, logits = zip(*stream(session, sampling, random))
     tokens = torch.stack(tokens)
     assert torch.equal(session.ids[:, session.length - count : session.length], tokens.T)
     return tokens, torch.stack(logits)
@@ -62,19 +63,17 @@ def test_little_is_read_twice(monkeypatch):
     monkeypatch.setattr(GPT, "hidden", lambda *x: reads.append((*x[1].shape,)) or hidden(*x))
     shared, other = random_prompts(7, 7)
     model = random_model(block_size=512)
-    session = Session(model, [shared, other, shared, shared], room=20)
-    session.logits()
-    for _ in range(20):
-        session.append(torch.arange(4))
-        logits = session.logits()
+    prompts = [shared, other, shared, shared]
+    tokens, logits = write(model, prompts, 21)
     assert reads == [(2, 7), *[(4, 1)] * 20]
-    close(logits[1], model(session.ids[1:2])[0][0])
+    text = torch.cat([other, tokens[:-1, 1]])
+    close(logits[-1, 1], model(text[None])[0][0, 0])
 
 
 @parametrize("where", ["mlp.c_fc", "attn.c_proj"])
 def test_numbers_that_float16_cannot_hold(where, monkeypatch):
     """Catches an overflow in the middle of the model whose text is printed."""
-    monkeypatch.setattr(quantization, "HAS_FBGEMM", False)
+    monkeypatch.setattr(quantize, "HAS_FBGEMM", False)
     model = random_model(mlp="relu2", norm="rmsnorm")
     weight = model.get_submodule(f"transformer.h.0.{where}").weight
     weight.data.fill_(60000 / 2 ** (where == "mlp.c_fc"))
@@ -161,13 +160,19 @@ def test_shares_are_probabilities(seed, V, temperature, top_k, top_p, min_p):
     torch.testing.assert_close(found.double(), share, rtol=0, atol=1e-3)
 
 
-def test_repetition_penalty():
+def test_repetition_penalty(monkeypatch):
     """Catches a penalty that rewards negative logits, or that counts padding or later tokens."""
     sampling = Sampling(temperature=0, repetition_penalty=1.5)
     for logits in [2.0, 1.9], [-1.0, -1.1]:
         ids = sample_next_token(torch.tensor([logits]), sampling, None, torch.tensor([[0, 0]]))
         assert ids == 1
+    seen = []
+    sample = generate.sample_next_token
+    monkeypatch.setattr(generate, "sample_next_token", lambda *x: seen.append(x[3]) or sample(*x))
     session = Session(random_model(), [torch.tensor([4]), torch.tensor([1, 2, 3])], 9)
-    assert Sampler(Sampling(), [None]).inputs(session)[2] is None  # by default there is none
-    session.append(torch.tensor([5, 6]))
-    assert session.ids[:, :5].tolist() == [[4, 4, 4, 5, 4], [1, 2, 3, 6, 1]]
+    ids, _ = next(stream(session, Sampling(), [None] * 2))
+    assert seen == [None]  # by default there is none
+    a, b = ids.tolist()
+    assert session.ids[:, :5].tolist() == [[4, 4, 4, a, 4], [1, 2, 3, b, 1]]
+    next(stream(session, sampling, [None] * 2))
+    assert seen[1] is session.ids

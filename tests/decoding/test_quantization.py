@@ -8,7 +8,7 @@ from conftest import parametrize
 from mechanisms import ids, new_model, random_model
 
 from engine import quantize
-from engine.quantize import best_dtype, prepare_for_inference
+from engine.quantize import decoding_dtype, prepare_for_inference
 from model import MODERN
 
 LAYERS = [(quantize.Int8, 2**-6)]  # a Linear's replacement, its weights' relative error
@@ -49,7 +49,7 @@ def test_int8_on_a_gpu(dtype, tolerance):
 
 @parametrize("fbgemm", [False, quantize.HAS_FBGEMM])
 @parametrize(
-    "dtype, quantize, tolerance",
+    "dtype, weights, tolerance",
     [
         (torch.float32, "none", 1e-5),
         (torch.bfloat16, "none", 0.05),
@@ -57,25 +57,27 @@ def test_int8_on_a_gpu(dtype, tolerance):
         (torch.float32, "int8", 0.05),
     ],
 )
-def test_a_prepared_model(dtype, quantize, tolerance, fbgemm, monkeypatch):
+def test_a_prepared_model(dtype, weights, tolerance, fbgemm, monkeypatch):
     """Catches layers that were left out, a tied embedding that is quantized with the head, and
     products of x86 on another processor.
     """
-    monkeypatch.setattr(quantization, "HAS_FBGEMM", fbgemm)
+    monkeypatch.setattr(quantize, "HAS_FBGEMM", fbgemm)
     model = random_model(torch.float32, **MODERN | {"tie_weights": True})
-    fast = prepare_for_inference(copy.deepcopy(model), dtype, quantize)
+    fast = prepare_for_inference(copy.deepcopy(model), dtype, weights)
     idx = ids(6, 16)
     expected = model(idx, idx)[0].softmax(-1)
     assert (fast(idx, idx)[0].float().softmax(-1) - expected).abs().max() < tolerance
     # Either all Linears are replaced and the rest stays float32, or the whole model is converted.
-    kept = quantize.linears_of(fast)
-    assert len(kept) in (0, len(quantize.linears_of(model)))
+    kept, linears = (
+        sum(isinstance(module, nn.Linear) for module in net.modules()) for net in (fast, model)
+    )
+    assert kept in (0, linears)
     assert fast.transformer.wte.weight.dtype == (dtype if kept else torch.float32)
 
 
 def test_the_dtype_that_suits_a_model(monkeypatch):
     """Catches a small model that loses digits, and a large one whose weights are all read."""
     model = new_model()
-    assert best_dtype(model) == "float32"
-    monkeypatch.setattr(quantization, "CACHE_BYTES", 0)
-    assert best_dtype(model) == ("float16" if quantize.HAS_FBGEMM else "float32")
+    assert decoding_dtype(model) == "float32"
+    monkeypatch.setattr(quantize, "CACHE_BYTES", 0)
+    assert decoding_dtype(model) == ("float16" if quantize.HAS_FBGEMM else "float32")

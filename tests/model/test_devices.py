@@ -12,12 +12,12 @@ import torch
 import torchgen
 import yaml
 from conftest import ROOT, parametrize
-from mechanisms import MECHANISMS, SMALL, NoWaiting
+from mechanisms import MECHANISMS, SMALL, NoWaiting, training_step
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.generate import decode_one_token, prefill
-from engine.optimizer import make_optimizer, training_step
+from engine.optimizer import make_optimizer
 from engine.published import WithoutInit
 from engine.sampling import Sampling, sample_next_token
 from engine.settings import parse_settings
@@ -49,8 +49,8 @@ def h100(monkeypatch):
 
 @parametrize("shape", [*PRESETS, *TRAINABLE])
 def test_a_step_of_shapes_only(shape, h100):
-    """Catches a training step that fails on a GPU, or for which the program waits, in sizes that no
-    test could compute.
+    """Catches a training step, or a token that is decoded, that fails on a GPU, or for which the
+    program waits, in sizes that no test could compute.
     """
     config = TrainConfig(batch_size=2)
     if shape in PRESETS:
@@ -61,12 +61,14 @@ def test_a_step_of_shapes_only(shape, h100):
     with torch.device("meta"), WithoutInit():
         model = GPT(shape)
         idx = torch.zeros(config.batch_size, shape.block_size, dtype=torch.long)
+        cache = model.new_cache(config.batch_size)
     positions = None if model.transformer.h[0].attn.feature else idx
     optimizer = make_optimizer(model, config)
-    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    u = torch.rand(len(idx), dtype=torch.float64)
     with NoWaiting():
-        batches = [(idx, idx, 1, positions)] * 2
-        training_step(model, batches, optimizer, scaler, contextlib.nullcontext(), 1.0)
+        training_step(model, [(idx, idx, positions)] * 2, optimizer, grad_clip=1.0)
+        with torch.no_grad():
+            read_and_sample(model.eval(), idx, cache, u)
     for p, state in optimizer.state.items():
         assert all(tensor.is_meta for tensor in (p, *state.values()))
 
@@ -86,7 +88,7 @@ def test_a_training_step_is_one_graph(monkeypatch):
     for net in model, torch.compile(model, backend="aot_eager", fullgraph=True):
         model.zero_grad()
         with torch.autocast("cpu", torch.bfloat16):
-            loss = net(idx, idx, only_loss=True, positions=positions)[1]
+            loss = net(idx, idx, only_loss=True, position_ids=positions)[1]
         loss.backward()
         results.append([loss.detach(), *(p.grad.clone() for p in model.parameters())])
     for eager, compiled in zip(*results):
@@ -149,7 +151,7 @@ def test_training_and_sampling_on_a_mac(change, optimizer, monkeypatch):
         model(idx, idx, only_loss=True)[1].backward()
         norm = torch.nn.utils.get_total_norm([p.grad for p in parameters])
         torch.nn.utils.clip_grads_with_norm_(parameters, 1.0, norm)
-        steps.step(torch.tensor(True, device="meta"))
+        steps.step()
         with torch.no_grad():
             read_and_sample(model, idx, cache, u)
 

@@ -29,7 +29,7 @@ def test_linear_attention_refuses_what_does_not_fit():
     state = layer.new_cache(1, 4)
     layer(torch.randn(1, 3, 16), cache=state)
     with refused("full: 3 of 4"):
-        state.positions(2)
+        state.index(2)
     with refused("one length"):
         state.reset(padding=torch.zeros(1))
     assert state.length == 3

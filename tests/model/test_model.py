@@ -13,6 +13,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from attention import ATTENTION, SelfAttention
 from engine.dataset import with_positions
+from engine.generate import Session
+from engine.published import with_weights
 from engine.settings import parse_settings
 from model import GPT, MODERN, GPTConfig
 from train import TrainConfig
@@ -157,11 +159,16 @@ def test_text_longer_than_the_context():
 
 def test_a_full_context_keeps_its_last_half():
     """Catches a context cropped one token at a time, or one that outgrows block_size."""
-    model = tiny()
-    assert model.context_start(16) == 0  # everything fits
+    session = Session(tiny(), [torch.zeros(1, dtype=torch.long)], 60)
+
+    def context_start(T):
+        session.length = T
+        return session.context_starts()[0]
+
+    assert context_start(16) == 0  # everything fits
     for T in range(17, 60):
-        start = model.context_start(T)
-        if start == model.context_start(T - 1):
+        start = context_start(T)
+        if start == context_start(T - 1):
             assert 8 < T - start <= 16
         else:
             assert T - start == 8  # it has just moved on
@@ -192,7 +199,7 @@ def test_a_loaded_model_draws_nothing():
     model = tiny(attention="performer")
     weights = {name: p.detach() for name, p in model.named_parameters()}
     before = torch.get_rng_state()
-    loaded = GPT.from_weights(dataclasses.asdict(model.config), weights, "x")
+    loaded = with_weights(GPT, dataclasses.asdict(model.config), weights, "x")
     assert torch.equal(torch.get_rng_state(), before)
     assert all(p.requires_grad for p in loaded.parameters())
     assert loaded.lm_head.weight is loaded.transformer.wte.weight
@@ -207,7 +214,7 @@ DOCUMENTS += [{"window": 7, "position": "rope", "n_kv_head": 2}]
 def loss_and_gradients(model, batches):
     """Mean loss over the tokens of all batches, (x, y, positions), and its gradients."""
     model.zero_grad()
-    total = sum(model(x, y, positions=places)[1] * y.numel() for x, y, places in batches)
+    total = sum(model(x, y, position_ids=places)[1] * y.numel() for x, y, places in batches)
     loss = total / sum(y.numel() for _, y, _ in batches)
     loss.backward()
     return [loss.detach(), *(p.grad.clone() for p in model.parameters())]

@@ -22,10 +22,10 @@ import attention
 import masks
 import model
 from attention import ATTENTION, FEATURE, NORMALIZE, SCORE, attention_weights, masked_fill, naive
-from engine.generate import CompiledStep, Session, decode_and_sample, next_token
+from engine.generate import CompiledStep, Session, decode_and_sample, stream
 from engine.optimizer import make_optimizer
 from engine.quantize import prepare_for_inference
-from engine.sampling import Sampler, Sampling
+from engine.sampling import Sampling
 from masks import positions, predicate
 from model import GPT, MIXER, MLP, NORM, POSITION, GPTConfig
 from train import TrainConfig
@@ -138,19 +138,20 @@ def test_a_mechanism_in_a_padded_batch(mechanism, window):
     """
     model = random_model(window=window, **mechanism)
     prompts = [ids(T) for T in (3, 9, 6)]
-    plain = Session(model, prompts, room=4)
+    plain = Session(model, prompts, 4)
     step = CompiledStep(decode_and_sample)
     compiled = Session(model, prompts, 4, compiled=step)
-    sampler = Sampler(Sampling(), [None] * 3)
+    steps = stream(compiled, Sampling(), [None] * 3)
     for _ in range(3):
         alone = [
             model(plain.ids[row : row + 1, plain.begin[row] : plain.length])[0][0, 0]
             for row in range(3)
         ]
         assert_same(plain.logits()[:, 0], alone, why="it sees the padding, or the future")
-        token, logits = next_token(compiled, sampler)
+        token, logits = next(steps)
         assert_same(logits, alone, why="in a compiled step")
-        plain.append(token)
+        plain.ids[:, plain.length] = token
+        plain.length += 1
 
 
 @each()
@@ -192,7 +193,7 @@ def test_what_a_cache_offers(mixer):
     idx = ids(3, 9)
     layer = model.new_cache(3)[0]
     layer.reset()
-    assert len(layer) == 0 and layer.positions(4) == slice(0, 4)
+    assert len(layer) == 0 and layer.index(4) == slice(0, 4)
     assert layer.visible(predicate("causal")) is predicate("causal")
     cache = model.new_cache(3)
     want = [model(idx, cache=cache)[0]]

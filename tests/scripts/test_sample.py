@@ -9,7 +9,6 @@ import shutil
 import signal
 import sys
 import time
-import types
 
 import pytest
 import torch
@@ -27,12 +26,12 @@ from conftest import (
     tiny,
 )
 
-from engine import generation, pretrained
-from engine.generate import CompiledStep, Generator, Meter, Printer, Text, decode_and_sample
+from engine import prepare, published
+from engine.generate import CompiledStep, Printer, Text, decode_and_sample
 from engine.settings import parse_settings
 from engine.tokenizer import Tokenizer
 from model import GPT
-from sample import SampleConfig, sample
+from sample import SampleConfig, batches_of, sample, write
 from train import train
 
 LIKELIEST = dict(start="Tyger Tyger, ", temperature=0.0)
@@ -100,21 +99,22 @@ def test_batches():
     session that does not know of the compiled step.
     """
     config = SampleConfig(batch_size=2, max_new_tokens=4)
-    generator = Generator(tiny(), Pieces(), config)
-    texts = [Text(None, ids=range(length)) for length in (9, 2, 9, 2, 9)]
+    model = tiny()
+    texts = [Text(None, range(length), 4) for length in (9, 2, 9, 2, 9)]
     first, second, third, fourth, fifth = texts
-    assert generator.batches(texts) == [[first, second], [third, fourth], [fifth]]
+    assert batches_of(texts, model, config) == [[first, second], [third, fourth], [fifth]]
     config.max_new_tokens = 20
-    assert generator.batches(texts) == [[first, third], [fifth], [second, fourth]]
-    generator.compiled = CompiledStep(decode_and_sample)
-    next(generator.extend([Text(Pieces(), ids=torch.arange(3))]))
-    assert generator.compiled.cache
+    assert batches_of(texts, model, config) == [[first, third], [fifth], [second, fourth]]
+    compiled = CompiledStep(decode_and_sample)
+    text = Text(Pieces(), torch.arange(3), 2)
+    write([text], Printer([text]), model.eval(), config, compiled)
+    assert compiled.cache
 
 
 def test_json_lines(written, trained):
     """Catches log-probabilities of another token or distribution, and another token's text."""
     line = json.loads(written(start="Tyger", json=True, max_new_tokens=9, top_k=3, temperature=2.0))
-    tokenizer = pretrained.load_tokenizer(newest(trained), 64)
+    tokenizer = published.load_tokenizer(newest(trained), 64)
     model = GPT.from_pretrained(newest(trained)).eval()
     idx = torch.tensor([tokenizer.encode("Tyger").tolist() + line["tokens"]])
     logits = model(idx, idx)[0][0, 4:-1, : tokenizer.vocab_size]
@@ -148,7 +148,7 @@ class Pieces(Tokenizer):
 )
 def test_what_is_shown_when(stop, tokens, shown, ended):
     """Catches half a character, the beginning of a stop string, and text after the end."""
-    text = Text(Pieces(), stop)
+    text = Text(Pieces(), None, 99, stop=stop)
     for token, piece in zip(tokens, shown.split("|"), strict=True):
         text.add(token)
         assert text.unshown() == piece
@@ -159,7 +159,7 @@ def test_control_characters_on_a_terminal(monkeypatch, capsys):
     """Catches bytes that a terminal would obey, and files that are not exact."""
     for on_terminal, shown in (True, "\\u001b[2J\t\\u0007"), (False, "\x1b[2J\t\x07"):
         monkeypatch.setattr(sys.stdout, "isatty", lambda: on_terminal)
-        text = Text(Pieces(), prompt="\x1b[2J\t\x07")
+        text = Text(Pieces(), None, 1, prompt="\x1b[2J\t\x07")
         text.end("length")
         Printer([text]).show()
         assert capsys.readouterr().out == shown + "\n"
@@ -179,6 +179,7 @@ def test_prompts_from_files_and_pipes(trained, tmp_path):
     result = run_here(*command, "--prompts=-", typed="What\r\n\r\n\nCould frame\n")
     assert result.stdout.startswith("What") and result.stdout.count("---------------") == 1
     assert "tokens/s" in result.stderr and "tokens/s" not in result.stdout
+    assert "prompts=- has no line" in complaint(run_here(*command, "--prompts=-", typed="\n"))
 
 
 def test_a_conversation(written, monkeypatch):
@@ -210,15 +211,12 @@ def test_a_conversation(written, monkeypatch):
     assert reads[interrupted:] == [(3 + 4) + (3 + 1) + 5, 1, 1, 1]
 
 
-def test_the_speed(monkeypatch):
+def test_the_speed(trained, capsys, monkeypatch):
     """Catches a speed that counts the wait for the prompt."""
-    clock = iter([0.0, 2.0, 3.0, 4.0])
-    monkeypatch.setattr(generation.time, "perf_counter", lambda: next(clock))
-    meter = Meter()
-    tokens = [(torch.zeros(2, dtype=torch.long), None)] * 3
-    texts = [types.SimpleNamespace(ended=None)] * 2
-    assert len(list(meter.timed(types.SimpleNamespace(compiled=None), tokens, texts))) == 3
-    assert meter.summary() == "first token after 2.00 s, then 2.0 tokens/s"
+    clock = iter([0.0, 2.0, 4.0])  # before the prompt, after the first tokens, at the end
+    monkeypatch.setattr("time.perf_counter", lambda: next(clock))
+    sample(SampleConfig(out_dir=trained, device="cpu", max_new_tokens=3, num_samples=2))
+    assert "first token after 2.00 s, then 2.0 tokens/s" in capsys.readouterr().err
 
 
 def test_ctrl_c(trained, tmp_path):
