@@ -1,6 +1,5 @@
 """The machine: the right line of the table, the right dtype, and when compiling pays."""
 
-import contextlib
 import math
 import platform
 

@@ -137,7 +137,9 @@ def test_activation_checkpointing(monkeypatch):
 
     models = []
     monkeypatch.setattr(
-        train_module, "make_optimizer", lambda model, _: models.append(model) or make_optimizer(model, _)
+        train_module,
+        "make_optimizer",
+        lambda model, _: models.append(model) or make_optimizer(model, _),
     )
     monkeypatch.setattr(train_module, "clip_gradients", clip)
     taken = []
