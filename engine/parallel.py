@@ -108,17 +108,12 @@ def mean(tensor):
     return (all_reduce(tensor.clone()) / world_size()).item()
 
 
-def largest(number):
-    """Return the largest of the processes' numbers. All processes."""
-    return all_reduce(torch.tensor(number), dist.ReduceOp.MAX).item()
-
-
 def agree(signals):
     """Return the number of a signal that any process has noted, or 0. All processes.
 
     signals: the list from noted_signals. It gets what another process has noted.
     """
-    number = largest(signals[0] if signals else 0)
+    number = int(all_reduce(torch.tensor(signals[0] if signals else 0), dist.ReduceOp.MAX))
     if number and not signals:
         signals.append(number)
     return number
