@@ -2,23 +2,24 @@
 
 The dataclass is the only list of settings. Its fields are the keys, and their annotations the
 types. The docstrings below the fields are the help, and the comments between them its headings.
-tyro splits the command line, reads each type, and prints the help.
+tyro reads the values and prints the help.
 """
 
 import contextlib
 import difflib
-import functools
 import inspect
+import io
 import itertools
 import re
 import sys
 import tomllib
-import typing
-from dataclasses import field, fields, is_dataclass, make_dataclass, replace
+from dataclasses import is_dataclass, replace
 from pathlib import Path
+from typing import Annotated, Required, TypedDict, get_origin, get_type_hints
 
 import tyro
-from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
+from tyro import conf
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec
 
 from engine.errors import UserError
 from engine.files import ROOT, shell_path
@@ -40,20 +41,18 @@ def given_settings(cls, argv, default=None):
 
     No instance is made, because a preset may be valid only together with the command line.
     """
+    if {"-h", "--help"} & {*argv}:
+        print_help(cls, default)
     presets = leading_presets(argv)
     given = {}
     for preset in presets:
         given |= read_values(cls, read_toml(preset), preset)
-    return given | read_words(cls, argv[len(presets) :], default)
+    return given | read_words(cls, argv[len(presets) :])
 
 
 def settings_from(cls, values, source):
     """Return cls with values, the dict of a TOML or JSON file. source: its name in a UserError."""
-    given = read_values(cls, values, source)
-    try:
-        return cls(**given)
-    except UserError as error:
-        raise UserError(f"{source}: {error}") from None
+    return read_values(cls, values, source, make=cls)
 
 
 # ---- Presets
@@ -75,50 +74,85 @@ def read_toml(path):
         raise UserError(f"{path} is not TOML: {error}") from None
 
 
-def read_values(cls, values, source):
-    """Return the values of a file as cls's types; UserError for a wrong key or type."""
-    kinds = typing.get_type_hints(cls)
-    given = {}
-    for key, value in values.items():
-        if key not in kinds:
-            raise UserError(f"{source}: {unknown(cls, f'--{key}')}")
-        items = value if is_list(kinds[key]) and isinstance(value, list) else [value]
-        given[key] = read_type(f"{source}: {key}", kinds[key], items, strict=True)
-    return given
+def read_values(cls, values, source, make=dict):
+    """Return make(**settings) for the values of a file; UserError for a wrong key or type."""
+    try:
+        words = []
+        for key, value in values.items():
+            if key not in cls.__dataclass_fields__:
+                raise unknown(cls, f"--{key}")
+            items = value if isinstance(value, list) else [value]
+            words += [f"--{key}={item}" for item in items] or [f"--{key}"]
+        given = read_words(cls, words)
+        for key, value in values.items():
+            if shape(value) != shape(given[key]):
+                raise UserError(f"{key}={value!r} must be {type(given[key]).__name__}")
+        return make(**given)
+    except UserError as error:
+        raise UserError(f"{source}: {error}") from None
+
+
+def shape(value):
+    """Return whether a value is text; for a list, a list of this."""
+    if isinstance(value, list | tuple):
+        return [shape(item) for item in value]
+    return isinstance(value, str | Path)
 
 
 # ---- The command line
 
+TYPES = ConstructorRegistry()
 
-def read_words(cls, words, default):
+
+@TYPES.primitive_rule
+def read_bool(kind):
+    """Tell tyro how to read a bool: --key alone means True."""
+
+    def read(words):
+        word = " ".join(words).lower() if words else "true"
+        if word not in ("true", "false"):
+            raise ValueError(f"{word!r} is not True or False")
+        return word == "true"
+
+    if kind.type is bool:
+        return PrimitiveConstructorSpec("*", "{True,False}", read, lambda value: True, str)
+
+
+def read_words(cls, words):
     """Return {key: value} for words such as --key=value; UserError for one not understood."""
-    kinds = typing.get_type_hints(cls)
-    groups, rest = tyro.cli(
-        make_groups(cls, kinds, default, help={"-h", "--help"} & {*words}),
-        args=words,
-        prog=f"{Path(sys.argv[0]).name} [config/x.toml ...]",
-        description="Write a setting as --key=value or --key value; --key alone means True.",
-        use_underscores=True,
-        return_unknown_args=True,
-        config=(tyro.conf.OmitArgPrefixes, tyro.conf.UseAppendAction),
-    )
-    given = {}
-    for key, found in itertools.chain(*(vars(group).items() for group in vars(groups).values())):
-        if is_list(kinds[key]) and found:
-            given[key] = [*itertools.chain(*found)]  # --key a b --key=c
-        elif not is_list(kinds[key]) and found is not None:
-            given[key] = found[:1]
-            rest += found[1:]
+    kinds = get_type_hints(cls)
+    lists = {key for key, kind in kinds.items() if get_origin(kind) is tuple}
+    # --key a b --key=c is a list of lists, (("a", "b"), ("c",)), and () if it is not given.
+    kinds |= {key: Required[tuple[kinds[key], ...]] for key in lists}
+    output = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+            given, rest = tyro.cli(
+                TypedDict("Given", kinds, total=False),
+                args=words,
+                add_help=False,
+                return_unknown_args=True,
+                use_underscores=True,
+                config=(conf.FlagConversionOff, conf.UseAppendAction),
+                registry=TYPES,
+            )
+    except SystemExit:  # with an error in a box: title, line, paragraph, line, ...
+        lines = [line.strip("|- ") for line in output.getvalue().splitlines()]
+        raise UserError(" ".join(itertools.takewhile(bool, lines[2:]))) from None
     if rest:
         raise unknown(cls, rest[0])
-    return {key: read_type(f"--{key}", kinds[key], items) for key, items in given.items()}
+    for key in lists:
+        parts = given.pop(key)
+        if parts:
+            given[key] = sum(parts, ())
+    return given
 
 
 def unknown(cls, word):
     """Return the UserError for a word that is not a setting."""
     if word.startswith("--"):
         key = word[2:].split("=")[0]
-        nearest = difflib.get_close_matches(key, [field.name for field in fields(cls)], n=1)
+        nearest = difflib.get_close_matches(key, cls.__dataclass_fields__, n=1)
         hint = f"did you mean {nearest[0]}?" if nearest else "--help lists all settings"
         return UserError(f"unknown setting {key!r}: {hint}")
     forms = "a setting (--key=value) nor a preset (config/x.toml, before all settings)"
@@ -126,33 +160,28 @@ def unknown(cls, word):
     return UserError(f"{word!r} is neither {forms}{hint}")
 
 
-# All words after a --key. Their types are read later, because tyro draws its errors as boxes.
-WORDS = PrimitiveConstructorSpec("*", "", list, lambda value: True, str)
+# ---- The help
 
 
-def make_groups(cls, kinds, default, help):
-    """Return a dataclass for tyro: the settings of cls in groups, one for each heading of the help.
-
-    A setting that is not given is None, or () if it is a list.
-    """
+def print_help(cls, default):
+    """Print the settings of cls in groups, one for each heading, and exit."""
+    kinds = get_type_hints(cls)
     groups = {}
-    texts = read_help(cls) if help else dict.fromkeys(kinds, ("", ""))  # it takes a while
-    for key, (heading, text) in texts.items():
-        kind, empty = typing.Annotated[object, WORDS], None
-        if is_list(kinds[key]):
-            kind, empty = tuple[kind, ...], ()
-        about = tyro.conf.arg(
-            help=text,
-            metavar=spec_of(kinds[key]).metavar + " ..." * is_list(kinds[key]),
-            help_behavior_hint=f"(default: {getattr(default or cls, key, '')!r})",
-        )
-        groups.setdefault(heading, []).append((key, typing.Annotated[kind, about], empty))
-    members = []
-    for n, (heading, settings) in enumerate(groups.items()):
-        group = make_dataclass(f"Group{n}", settings)
-        kind = typing.Annotated[group, tyro.conf.arg(name=heading, help="")]
-        members.append((f"group{n}", kind, field(default_factory=group)))
-    return make_dataclass("Groups", members)
+    for key, (heading, text) in read_help(cls).items():
+        hint = f"(default: {getattr(default or cls, key, '')!r})"
+        about = conf.arg(help=text, help_behavior_hint=hint)
+        groups.setdefault(heading, {})[key] = Annotated[kinds[key], about]
+    for heading, settings in groups.items():
+        group = TypedDict("Group", settings, total=False)
+        groups[heading] = Annotated[group, conf.arg(name=heading, help="")]
+    tyro.cli(
+        TypedDict("Groups", groups),
+        args=["--help"],
+        prog=f"{Path(sys.argv[0]).name} [config/x.toml ...]",
+        description="Write a setting as --key=value or --key value; --key alone means True.",
+        use_underscores=True,
+        config=(conf.FlagConversionOff, conf.OmitArgPrefixes),
+    )
 
 
 # A comment that is a heading; or a field, and its docstring.
@@ -170,41 +199,3 @@ def read_help(cls):
                 above, known = found.get(key, (heading, ""))
                 found[key] = above, known or " ".join(text.split())
     return found
-
-
-# ---- Types
-
-NAMES = {"INT": "a whole number", "FLOAT": "a number", "STR": "text", "PATH": "a path"}
-
-
-def is_list(kind):
-    return typing.get_origin(kind) is tuple
-
-
-@functools.cache
-def spec_of(kind):
-    """Return how tyro reads a type; of a list, how it reads an item."""
-    kind = typing.get_args(kind)[0] if is_list(kind) else kind
-    return ConstructorRegistry.get_primitive_spec(PrimitiveTypeInfo.make(kind, set()))
-
-
-def read_type(name, kind, values, strict=False):
-    """Return the words of a command line, or the values of a file, as a type.
-
-    strict: "3" is text and not a number. UserError for another type than kind, with this name.
-    """
-    if is_list(kind):
-        kind = typing.get_args(kind)[0]
-        return tuple(read_type(name, kind, [value], strict) for value in values)
-    spec = spec_of(kind)
-    words = [str(value) for value in values]
-    if bool in (kind, *typing.get_args(kind)):
-        words = [{"true": "True", "false": "False"}.get(word, word) for word in words] or ["True"]
-    if words and (not spec.choices or words[0] in spec.choices):
-        with contextlib.suppress(ValueError):
-            result = spec.instance_from_str(words)
-            if not strict or isinstance(result, str | Path) == isinstance(values[0], str):
-                return result
-    known = [NAMES.get(x, x or "empty") for x in re.split(r"[{},|]+", spec.metavar.strip("{}"))]
-    wrong = f"={values[0]!r} is not" if values else " needs"
-    raise UserError(f"{name}{wrong} {' or '.join(known)}")
