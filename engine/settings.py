@@ -118,6 +118,13 @@ def read_bool(kind):
         return PrimitiveConstructorSpec("*", "{True,False}", read, lambda value: True, str)
 
 
+PLAIN = {  # theirs: ours
+    "Error parsing ": "",
+    "invalid literal for int() with base 10": "not a whole number",
+    "could not convert string to float": "not a number",
+}
+
+
 def read_words(cls, words):
     """Return {key: value} for words such as --key=value; UserError for one not understood."""
     kinds = get_type_hints(cls)
@@ -138,7 +145,10 @@ def read_words(cls, words):
             )
     except SystemExit:  # with an error in a box: title, line, paragraph, line, ...
         lines = [line.strip("|- ") for line in output.getvalue().splitlines()]
-        raise UserError(" ".join(itertools.takewhile(bool, lines[2:]))) from None
+        message = " ".join(itertools.takewhile(bool, lines[2:]))
+        for theirs, ours in PLAIN.items():
+            message = message.replace(theirs, ours)
+        raise UserError(message) from None
     if rest:
         raise unknown(cls, rest[0])
     for key in lists:
