@@ -11,7 +11,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from engine import prepare
+from data.shakespeare.prepare import prepare
+from engine.errors import one_line_errors
 
 if __name__ == "__main__":
-    prepare.prepare_shakespeare(Path(__file__).parent, "char")
+    with one_line_errors():
+        prepare(Path(__file__).parent, "char")
