@@ -102,33 +102,31 @@ class ChatTemplate:
         return text
 
     def check(self, messages, tools=None):
-        """UserError for a special token in a message, which could end its own turn, or in tools.
+        """UserError for messages or tools that the template cannot render faithfully.
 
-        UserError also for tools, and for anything that a message has beside its role, if the
-        template does not render it.
+        That is a special token in one of them, which could end its own turn, or a value other than
+        a role that the template leaves out.
         """
         places = {f"message {n}": message for n, message in enumerate(messages, 1)}
         for place, content in (places | {"tools": {"tools": tools}}).items():
             for token in self.special:
                 if any(token in str(value) for value in content.values()):
                     raise UserError(f"{place} spells the special token {token}")
-        others = {}  # what a template may leave out -> messages and tools that differ in it
-        for n, message in enumerate(messages):
-            for key in message.keys() - {"role"}:
-                rest = {name: value for name, value in message.items() if name != key}
-                if message[key] not in (None, ""):  # beside a call, as some write no text
-                    place = f"{key!r} of message {n + 1}"
-                    others[place] = [*messages[:n], rest, *messages[n + 1 :]], tools
-        if tools:
-            others["'tools'"] = messages, None
         whole = self.render(messages, tools)
-        lost = []
-        for what, other in sorted(others.items()):
-            with contextlib.suppress(ValueError):  # a template may need what is left out
-                if self.render(*other) == whole:
-                    lost.append(what)
-        if lost:
-            raise UserError(f"the chat template does not render {', '.join(lost)}")
+        if tools and self.renders(messages, None, whole):
+            raise UserError("the chat template does not render 'tools'")
+        for n, message in enumerate(messages):
+            for key, value in message.items():
+                rest = {name: message[name] for name in message if name != key}
+                others = [*messages[:n], rest, *messages[n + 1 :]]
+                # Some write None or "" as the text next to a call of a tool.
+                if key != "role" and value not in (None, "") and self.renders(others, tools, whole):
+                    raise UserError(f"the chat template does not render {key!r} of message {n + 1}")
+
+    def renders(self, messages, tools, text):
+        """Return whether messages and tools are rendered as this text."""
+        with contextlib.suppress(ValueError):  # a template may need what is left out
+            return self.render(messages, tools) == text
 
     def render(self, messages, tools=None, prompt=False):
         """Return messages as one text; prompt: with the beginning of an answer."""

@@ -28,8 +28,8 @@ LEARNED_FROM = 100_000  # bpe:VOCAB learns from at most this many documents
 PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
 BYTE_OF = {chr(byte): byte for byte in PRINTABLE}
 BYTE_OF |= {chr(256 + n): byte for n, byte in enumerate(sorted({*range(256)} - {*PRINTABLE}))}
-SPACE = "\u2581"  # how SentencePiece writes a space
-DECODERS = "ByteLevel", "Metaspace", "Replace", "ByteFallback", "Fuse", "Strip"
+DECODERS = {"ByteLevel", "Metaspace", "Replace", "ByteFallback", "Fuse", "Strip"}
+FILES = {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}  # of a published one
 
 # bpe:VOCAB cuts a text into words as GPT-4 does, and no token crosses two words: numbers have at
 # most three digits, lines end with a word. The atomic group (?>...) lets tiktoken's regex library
@@ -41,29 +41,28 @@ PATTERN = (
 
 
 class Tokenizer:
-    """Base class. Each kind of tokenizer has encode_text(text).
+    """Base class. Each kind of tokenizer has a name and encode_text(text).
 
-    bytes_of: {id: its bytes}. special_tokens: {text: id} of further tokens, which encode finds in a
-    text only if they are allowed. chat: a chat template, see chat.py. content: the other arguments
-    of the kind, for its specification.
+    bytes_of: {id: its bytes}. content: the arguments of the kind, for its specification.
+    special_tokens: {text: id} of further tokens, which encode finds in a text only if they are
+    allowed. chat: a chat template, see chat.py.
     """
 
     begin = ()  # ids that precede each text
     known = None  # number of ids of the model, which may lack some special tokens
 
-    def __init__(self, bytes_of, special_tokens=(), chat=None, **content):
+    def __init__(self, bytes_of, content, special_tokens=(), chat=None):
+        self.content = content
         self.special_tokens = dict(special_tokens)
         self.chat = chat
-        self.content = content
-        self.bytes_of = bytes_of | {n: text.encode() for text, n in self.special_tokens.items()}
+        self.bytes_of = {n: text.encode() for text, n in self.special_tokens.items()} | bytes_of
         self.vocab_size = max(self.bytes_of) + 1
         # These ids end a text. The first one also separates documents.
         self.ends = [n for text, n in self.special_tokens.items() if text == END_OF_TEXT]
 
     def spec(self):
         """Return the specification, a dict for JSON."""
-        more = {"special_tokens": self.special_tokens, "chat": self.chat}
-        return {"kind": self.kind} | self.content | (more if self.special_tokens else {})
+        return {"kind": self.kind} | self.content
 
     def with_special_tokens(self, texts, chat=None):
         """Return this tokenizer with a chat template and special tokens, the new ones last."""
@@ -83,12 +82,14 @@ class Tokenizer:
         """
         if not allow_special or not self.special_tokens:
             return self.encode_text(text)
-        # Of two that begin alike, the longer one is found.
-        names = map(re.escape, sorted(self.special_tokens, key=len, reverse=True))
-        parts = re.split(f"({'|'.join(names)})", text)  # every second one is a special token
-        parts[::2] = map(self.encode_text, parts[::2])
-        parts[1::2] = [[self.special_tokens[part]] for part in parts[1::2]]
-        return np.concatenate(parts)
+        special = self.special_tokens
+        names = map(
+            re.escape, sorted(special, key=len, reverse=True)
+        )  # first the longest that fits
+        parts = re.split(f"({'|'.join(names)})", text)
+        return np.concatenate(
+            [[special[part]] if part in special else self.encode_text(part) for part in parts]
+        )
 
     def encode_with_starts(self, text):
         """Return the ids of a text with special tokens, and the character where each begins."""
@@ -117,8 +118,7 @@ class Tokenizer:
         some = [n for n in range(size) if n not in special][:: 1 + size // 10_000]
         text = other.decode(some).replace("\ufffd", "")
         return (
-            self.vocab_size >= size
-            and further <= special
+            further <= special
             and self.end_of_text in {other.end_of_text, *further}
             and all(self.token_bytes(n) == other.token_bytes(n) for n in range(size))
             and self.encode(text).tolist() == other.encode(text).tolist()
@@ -131,7 +131,7 @@ class ByteTokenizer(Tokenizer):
     kind = "byte"
 
     def __init__(self, **more):
-        super().__init__({n: bytes([n]) for n in range(256)}, **more)
+        super().__init__({n: bytes([n]) for n in range(256)}, more, **more)
 
     def encode_text(self, text):
         return np.frombuffer(text.encode(), dtype=np.uint8)
@@ -145,7 +145,7 @@ class CharTokenizer(Tokenizer):
     def __init__(self, characters, **more):
         self.characters = "".join(sorted(set(characters)))
         bytes_of = {n: character.encode() for n, character in enumerate(self.characters)}
-        super().__init__(bytes_of, characters=self.characters, **more)
+        super().__init__(bytes_of, {"characters": self.characters} | more, **more)
         self.id_of = np.full(sys.maxunicode + 1, -1, np.int32)  # each code point's
         self.id_of[code_points(self.characters)] = np.arange(len(self.characters))
 
@@ -179,7 +179,7 @@ class BPETokenizer(Tokenizer):
     def __init__(self, pattern, ranks, **more):
         in_bytes = {token.encode("latin-1"): n for token, n in ranks.items()}
         bytes_of = {n: token for token, n in in_bytes.items()}
-        super().__init__(bytes_of, pattern=pattern, ranks=ranks, **more)
+        super().__init__(bytes_of, {"pattern": pattern, "ranks": ranks} | more, **more)
         self.encoding = tiktoken.Encoding(
             "bpe", pat_str=pattern, mergeable_ranks=in_bytes, special_tokens={}
         )
@@ -236,45 +236,40 @@ def tiktoken_encoding(name):
 class PublishedTokenizer(Tokenizer):
     """A tokenizer in Hugging Face's files, encoded by the library tokenizers.
 
-    files: {name: text}, as save_pretrained of transformers writes them. ends: ids that end a text.
-    A text's first token may begin with a space that the text does not have.
+    files: {name: text}, those of FILES that save_pretrained of transformers writes. ends: ids that
+    end a text. A text's first token may begin with a space that the text does not have.
     """
 
     kind = "published"
 
     def __init__(self, files, ends):
         about = json.loads(files["tokenizer.json"])
-        model = about["model"]
-        if model.get("dropout"):
-            raise UserError("its dropout gives a text other ids each time")
         self.library = tokenizers.Tokenizer.from_str(files["tokenizer.json"])
         self.library.no_truncation()
         self.library.no_padding()
         decoder = about["decoder"] or {"decoders": []}
         parts = {part["type"]: part for part in decoder.get("decoders", [decoder])}
-        for kind, part in parts.items():
-            space = part.get("pattern", part.get("replacement", SPACE))
-            if kind not in DECODERS or space not in (SPACE, {"String": SPACE}):
-                raise UserError(f"its decoder {part} is not known here")
+        if unknown := parts.keys() - DECODERS:
+            raise UserError(f"its decoder {', '.join(unknown)} is not known here")
         vocabulary = self.library.get_vocab()
         super().__init__(
-            {n: bytes_of(piece, parts) for piece, n in vocabulary.items()},
+            {n: bytes_of(self.library.id_to_token(n), parts) for n in vocabulary.values()},
+            {"files": files, "ends": ends},
             {token["content"]: token["id"] for token in about["added_tokens"] if token["special"]},
-            chat=any(name.endswith(".jinja") for name in files),
+            chat=files.get("chat_template.jinja"),
         )
-        self.content = {"files": files, "ends": ends}
         # GPT2Config's end is 50256, whatever the size.
         self.ends = [end for end in dict.fromkeys(ends) if end in self.bytes_of] or self.ends
         whole = self.library.encode("a").ids  # with the ids that begin and end a text
         bare = self.library.encode("a", add_special_tokens=False).ids
         self.begin = whole[: whole.index(bare[0])] if bare else []
+        model = about["model"]
+        if model.get("dropout"):
+            raise UserError("its dropout gives a text other ids each time")
         # A BPE without an unknown token drops characters that it lacks, so it gets one that fails.
         if "merges" in model and not model.get("unk_token"):
             self.library.model.unk_token = "for one of its characters"
             self.library.model._clear_cache()  # it remembers what it has dropped
-
-    def spec(self):
-        return {"kind": self.kind} | self.content
 
     def with_special_tokens(self, texts, chat=None):
         library = self.in_transformers()
@@ -306,25 +301,25 @@ class PublishedTokenizer(Tokenizer):
         """Return this tokenizer as one of transformers, which renders its chat template."""
         transformers = import_transformers()
         with tempfile.TemporaryDirectory() as folder:
-            for name, text in self.content["files"].items():
-                path = Path(folder, name)
-                if ".." in path.parts or not path.is_relative_to(folder):
-                    raise UserError(f"{name!r} is not a file of a tokenizer")
-                path.parent.mkdir(exist_ok=True)
-                path.write_text(text, encoding="utf-8")
+            for name in FILES & self.content["files"].keys():
+                Path(folder, name).write_text(self.content["files"][name], encoding="utf-8")
             return transformers.PreTrainedTokenizerFast.from_pretrained(folder)
 
 
 def bytes_of(piece, decoders):
-    """Return the bytes of a token as its library writes it, by the names of its decoders."""
+    """Return the bytes of a token as its library writes it. decoders: {type: settings}."""
     if "ByteLevel" in decoders and BYTE_OF.keys() >= {*piece}:
         return bytes(map(BYTE_OF.get, piece))
     if not decoders:  # a token is a word
         return f" {piece}".encode()
     if "ByteFallback" in decoders and re.fullmatch("<0x[0-9A-F]{2}>", piece):
         return bytes([int(piece[1:5], 16)])
-    if "Metaspace" in decoders or "Replace" in decoders:
-        piece = piece.replace(SPACE, " ")
+    if "Replace" in decoders:
+        piece = piece.replace(
+            decoders["Replace"]["pattern"]["String"], decoders["Replace"]["content"]
+        )
+    if "Metaspace" in decoders:
+        piece = piece.replace(decoders["Metaspace"]["replacement"], " ")
     return piece.encode()
 
 
@@ -338,12 +333,12 @@ def import_transformers():
 
 def store_published(found, ends):
     """Return the PublishedTokenizer of a tokenizer of transformers. ends: ids that end a text."""
+    if found.chat_template:
+        found.chat_template = found.get_chat_template()  # the default one of several
     with tempfile.TemporaryDirectory() as folder:
         found.save_pretrained(folder)
-        files = {
-            path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8")
-            for path in Path(folder).rglob("*.*")
-        }
+        paths = [path for path in Path(folder).iterdir() if path.name in FILES]
+        files = {path.name: path.read_text(encoding="utf-8") for path in paths}
     return PublishedTokenizer(files, ends)
 
 
@@ -352,18 +347,21 @@ def published_tokenizer(folder):
 
     No code in the folder is run. UserError if there is no tokenizer.
     """
-    places = [json_in(folder / name) for name in ("config.json", "generation_config.json")]
+    config = json_in(folder / "config.json")
     files = {path.name for path in folder.iterdir()}
-    if "tokenizer.json" not in files and not files >= {"vocab.json", "merges.txt"}:
-        if places[0].get("model_type") == "gpt2" and not files & {"vocab.json", "merges.txt"}:
-            return create_tokenizer("gpt2")
+    older = {"vocab.json", "merges.txt"}  # of GPT-2
+    if config.get("model_type") == "gpt2" and not files & {"tokenizer.json", *older}:
+        return create_tokenizer("gpt2")
+    if "tokenizer.json" not in files and not older <= files:
         raise UserError("it has no tokenizer.json: which ids stand for which text?")
     found = import_transformers().AutoTokenizer.from_pretrained(
         folder, trust_remote_code=False, local_files_only=True
     )
-    ends = [place.get("eos_token_id") for place in places]
-    ends = [end if isinstance(end, list) else [end] for end in [found.eos_token_id, *ends]]
-    return store_published(found, sum(ends, []))
+    ends = [found.eos_token_id]
+    for place in config, json_in(folder / "generation_config.json"):
+        end = place.get("eos_token_id")
+        ends += end if isinstance(end, list) else [end]
+    return store_published(found, ends)
 
 
 KINDS = {
