@@ -13,6 +13,7 @@ have a byte for each token: it begins a conversation, is learned, or is only rea
 import contextlib
 import itertools
 import json
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,6 +33,7 @@ from engine.prepare import (
 
 ROLES = {"system": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 ROLES |= {"human": "user", "gpt": "assistant", "bot": "assistant", "chatgpt": "assistant"}
+MESSAGES = r"""\s*\[\s*{\s*"(role|content|from|value)"\s*:"""  # as JSON in a string
 TURNS = "messages", "conversations", "conversation"
 # Keys of a record or a message that do not change what is learned.
 NOTES = set(
@@ -92,7 +94,7 @@ def take_turns(record):
     """Take what was said out of a record; return it as a list of dicts."""
     for name in TURNS:
         if name in record:
-            turns = as_turns(parse_json(record.pop(name)))
+            turns = as_turns(record.pop(name))
             if record.get("prompt") in [turn.get("content", turn.get("value")) for turn in turns]:
                 record.pop("prompt", None)  # some repeat the question
             return turns
@@ -111,7 +113,9 @@ def take_turns(record):
 
 
 def as_turns(said, role=None):
-    """Return messages, perhaps by columns, as a list of dicts. role: of what is only a text."""
+    """Return messages, perhaps as JSON or by columns, as a list of dicts. role: a text's."""
+    if isinstance(said, str) and re.match(MESSAGES, said):
+        said = parse_json(said)
     if isinstance(said, dict) and all(isinstance(part, list) for part in said.values()):
         said = [dict(zip(said, parts)) for parts in zip(*said.values(), strict=True)]
     if role and isinstance(said, str):

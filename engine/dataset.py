@@ -143,7 +143,12 @@ def read_meta(path):
 
 
 def nanogpt_meta(folder):
-    """Return what meta.json would say of a folder that nanoGPT made with GPT-2's tokens."""
+    """Return what meta.json would say of a folder that nanoGPT made with GPT-2's tokens.
+
+    UserError if others made it: there is a .lock of ours, or nanoGPT's meta.pkl of characters.
+    """
+    if (folder / ".lock").exists():
+        raise UserError(f"{folder} has no meta.json: prepare it again")
     if (folder / "meta.pkl").exists():
         raise UserError(
             f"{folder} has a meta.pkl, so its tokens are not GPT-2's, and that file is never read "

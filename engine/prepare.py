@@ -127,9 +127,11 @@ def read_records(*paths, encoding="utf-8"):
                 raise UserError(f"{path} has no {', '.join(TABLES)} or .json")
             yield from read_records(*found, encoding=encoding)
         elif kind == ".parquet":
-            # Without streaming, the library would copy the file to its cache.
+            # Without streaming, the library would copy the file to its cache. Its own batch_size
+            # fails for an empty table.
             name = glob.escape(str(path))
-            yield from read_rows(path, "parquet", data_files=name, streaming=True)
+            how = {"data_files": name, "streaming": True, "batch_size": 1000}
+            yield from read_rows(path, "parquet", **how)
         else:
             with library_errors(f"cannot read {path}"):
                 found = read_csv(path, encoding) if kind == ".csv" else read_json_lines(path)
@@ -155,7 +157,7 @@ def read_csv(path, encoding):
     rows = csv.DictReader(lines, strict=True)
     for row in rows:
         place = f"line {rows.line_num}"
-        if None in {*row, *row.values()}:
+        if None in row or None in row.values():
             raise UserError(f"{place} has another number of fields than the first line")
         yield place, row
 
