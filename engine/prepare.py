@@ -19,15 +19,13 @@ import multiprocessing
 import re
 import signal
 import sys
-import urllib.request
 import zlib
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from tqdm import tqdm
 
-from engine.errors import UserError, library_errors, one_line_errors
+from engine.errors import UserError, library_errors
 from engine.files import (
     atomic_path,
     atomic_write,
@@ -36,9 +34,7 @@ from engine.files import (
     sha256_of,
     sha256_of_file,
     sha256_of_json,
-    shell_path,
 )
-from engine.settings import parse_settings
 from engine.tokenizer import create_tokenizer
 
 DATA = Path(__file__).parents[1] / "data"
@@ -387,51 +383,3 @@ def encode_in_process(document):
     """Return what write_tokens takes of a (val_share, text), in a process that was started."""
     val_share, text = document
     return split_of(text, val_share), process_tokenizer.encode(text), text, bool(text)
-
-
-# ---- Texts that others publish
-
-
-def download(url, sha256, path):
-    """Download url to path, if it is not there.
-
-    UserError if that fails or the file has another sha256.
-    """
-    if path.exists():
-        return
-    remedy = f": get the file another way, as {path}"
-    print(f"downloading {url}")
-    with (
-        library_errors(f"cannot download {url}", remedy),
-        urllib.request.urlopen(url, timeout=30) as response,
-    ):
-        content = response.read()
-    if sha256_of([content]) != sha256:
-        raise UserError(f"{url} is not the expected file (its sha256 differs){remedy}")
-    atomic_write(path, content)
-
-
-@dataclass
-class HubSettings:
-    tokens: int = 0
-    """Number of tokens to stop after, downloading no more than they need; 0: all of it."""
-    tokenizer: str = "gpt2"
-    """gpt2 or another of tiktoken, bpe:VOCAB (learned from the text), byte, or a model's folder."""
-
-
-@one_line_errors()
-def prepare_hub(folder, name, config=None):
-    """Prepare a dataset on the hub, or its variant config: [--tokens=N] [--tokenizer=NAME].
-
-    A hash of each document decides whether it is for validation.
-    """
-    settings = parse_settings(HubSettings, sys.argv[1:])
-    script = shell_path("data/text/prepare.py")
-    remedy = f": connect to the internet, or get its files another way and use {script}"
-
-    def read():
-        streaming = settings.tokens > 0  # keeps no files
-        rows = read_rows(name, name, config, streaming=streaming, remedy=remedy)
-        return ((VAL_SHARE, text) for text in read_documents(rows))
-
-    write_large_dataset(folder, read, settings.tokenizer, name, settings.tokens)

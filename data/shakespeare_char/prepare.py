@@ -3,7 +3,7 @@
 
 python data/shakespeare_char/prepare.py
 
-A file input.txt beside it is not downloaded.
+If input.txt is next to this file, nothing is downloaded.
 """
 
 import sys

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from conftest import POEM, parametrize, refused
 
+from data.openwebtext import prepare as openwebtext
 from engine import dataset, prepare
 from engine.files import read_json
 
@@ -205,7 +206,7 @@ def test_the_hub(tmp_path, monkeypatch):
 
     def prepare_hub(name, *flags):
         monkeypatch.setattr("sys.argv", ["prepare.py", "--tokenizer=byte", *flags])
-        prepare.prepare_hub(tmp_path / name, "someone/something", "sample")
+        openwebtext.prepare(tmp_path / name, "someone/something", "sample")
         return dataset.load_dataset(tmp_path / name, 8)
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
@@ -221,6 +222,9 @@ def test_the_hub(tmp_path, monkeypatch):
 def test_the_scripts_of_the_hub(name, monkeypatch):
     """Catches a script that does not start, or names no dataset."""
     calls = []
-    monkeypatch.setattr(prepare, "prepare_hub", lambda *what: calls.append(what))
+    monkeypatch.setattr("sys.argv", ["prepare.py", "--tokens=5"])
+    for module in prepare, openwebtext:
+        monkeypatch.setattr(module, "write_large_dataset", lambda *what: calls.append(what))
     runpy.run_path(str(dataset.DATA / name / "prepare.py"), run_name="__main__")
-    assert calls[0][0] == dataset.DATA / name and "/" in calls[0][1]
+    folder, _, tokenizer, source, limit = calls[0]
+    assert folder == dataset.DATA / name and "/" in source and (tokenizer, limit) == ("gpt2", 5)
