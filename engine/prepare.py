@@ -85,16 +85,17 @@ def read_sections(path, encoding="utf-8", size=-1):
     the end of its line; -1: all in one. UserError for a file that is not text.
     """
     with open_bytes(path) as file:
-        begin = file.peek(3)
-        encoding = next((BOMS[bom] for bom in BOMS if begin.startswith(bom)), encoding)
         try:
+            begin = file.peek(3)
+            encoding = next((BOMS[bom] for bom in BOMS if begin.startswith(bom)), encoding)
             text = io.TextIOWrapper(file, encoding, newline="")
             while section := text.read(size):
                 section += text.readline()
                 if "\0" in section:
                     raise UserError("it has a zero byte")
                 yield section
-        except (ValueError, LookupError) as error:  # UnicodeDecodeError, or no such encoding
+        # UnicodeDecodeError, no such encoding, or a damaged .gz
+        except (ValueError, LookupError, OSError, EOFError, zlib.error) as error:
             reason = getattr(error, "reason", error)
             raise UserError(f"{path} is not {encoding.upper()} text: {reason}") from None
 

@@ -98,6 +98,18 @@ def test_plain_lines_need_no_library(tmp_path, monkeypatch):
         [*prepare.read_files([tmp_path / "a.parquet"])]
 
 
+def test_compressed_texts(tmp_path):
+    """Catches a text that is read as it is compressed, and a damaged one that is a traceback."""
+    whole = gzip.compress("Füße\r\n".encode() * 99)
+    (tmp_path / "a.txt.gz").write_bytes(whole)
+    assert prepare.read_text(tmp_path / "a.txt.gz") == "Füße\r\n" * 99
+    broken = whole[:20] + bytes([whole[20] ^ 255]) + whole[21:]
+    for content in b"no gzip", whole[:-10], broken, gzip.compress(bytes(9)):
+        (tmp_path / "a.txt.gz").write_bytes(content)
+        with refused("a.txt.gz is not UTF-8 text: "):
+            prepare.read_text(tmp_path / "a.txt.gz")
+
+
 def test_the_split(tmp_path):
     """Catches a split that depends on more than the document, or on the order of files."""
     texts = documents(300)
