@@ -8,22 +8,17 @@ lookback's own template is ChatML, with two special tokens:
     <|im_start|>assistant
     A small model.<|im_end|>
 
-A third, <|endoftext|>, stands between conversations. A published tokenizer has a template of its
-own, a program in Jinja. It is run in Jinja's sandbox, with what transformers gives it.
+A third, <|endoftext|>, separates conversations. Published tokenizers bring their own templates,
+which transformers renders. A template is a program in Jinja and runs in Jinja's sandbox.
 """
 
 import contextlib
-import datetime
-import functools
-import json
 
 import numpy as np
-from jinja2.exceptions import TemplateError
-from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from engine.errors import UserError, library_errors
-from engine.tokenizer import END_OF_TEXT, create_tokenizer, with_special_tokens
+from engine.tokenizer import END_OF_TEXT, PublishedTokenizer, create_tokenizer
 
 CHATML = """
 {%- for message in messages -%}
@@ -35,56 +30,34 @@ CHATML = """
 """
 
 
-class Generation(Extension):
-    """{% generation %}, by which some templates mark the answers: what it encloses, as it is."""
-
-    tags = {"generation"}
-
-    def parse(self, parser):
-        next(parser.stream)
-        return parser.parse_statements(["name:endgeneration"], drop_needle=True)
-
-
-def raise_exception(message):
-    raise TemplateError(message)
-
-
-# What templates expect of those who render them
-SANDBOX = ImmutableSandboxedEnvironment(
-    trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
-)
-SANDBOX.filters["tojson"] = functools.partial(json.dumps, ensure_ascii=False)
-SANDBOX.globals["raise_exception"] = raise_exception
-SANDBOX.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
-
-
 class ChatTemplate:
     """Renders messages to token ids. tokenizer: one with a template, as from chat_tokenizer.
 
-    UserError for what is no template.
+    UserError if the template cannot be used.
     """
 
     def __init__(self, tokenizer):
         self.tokenizer = tokenizer
         self.special = tokenizer.special_tokens
         with library_errors("the chat template fails"):
-            self.template = SANDBOX.from_string(tokenizer.chat["template"])
+            if isinstance(tokenizer, PublishedTokenizer):
+                self.template = tokenizer.in_transformers()
+            else:
+                self.template = ImmutableSandboxedEnvironment().from_string(tokenizer.chat)
 
     def encode(self, messages, tools=None, learns=None):
         """Return the ids of a conversation and which are learned, two arrays (T,).
 
-        tools: descriptions of functions, for the template. learns: for each message whether it is
-        learned; None: all of the assistant's. Of an answer that are its content and the end of its
-        turn: to its last special token, if it has any. UserError if the template renders a
-        beginning of the conversation in another way, or leaves out what a message has.
+        tools: descriptions of functions, for the template. learns: whether each message is learned;
+        None: all of the assistant's are. The learned part of an answer is its content and the end
+        of its turn: it ends with the last special token, if there is one. UserError if the template
+        renders a beginning of the conversation differently, or leaves out a part of a message.
         """
         if learns is None:
             learns = [message["role"] == "assistant" for message in messages]
         self.check(messages, tools)
         whole = self.render(messages, tools)
-        found = self.tokenizer.encoded(whole, allow_special=True)
-        ids = np.array(found.ids)
-        starts = [start for start, _ in found.offsets]
+        ids, starts = self.tokenizer.encode_with_starts(whole)
         learned = np.zeros(len(ids), bool)
         for n in np.flatnonzero(learns):
             begin = self.render(messages[:n], tools, prompt=True)
@@ -110,7 +83,7 @@ class ChatTemplate:
         system = messages[: turns[0]]
         for turn in turns:
             text = self.render([*system, *messages[turn:]], tools, prompt=True)
-            ids = self.tokenizer.encoded(text, allow_special=True).ids
+            ids = self.tokenizer.encode(text, allow_special=True).tolist()
             if len(ids) <= most:
                 break
         return ids
@@ -129,52 +102,49 @@ class ChatTemplate:
         return text
 
     def check(self, messages, tools=None):
-        """UserError for a special token in a message, which could end its own turn, or in tools.
+        """UserError for messages or tools that the template cannot render faithfully.
 
-        UserError also for tools, and for anything that a message has beside its role, if the
-        template does not render it.
+        That is a special token in one of them, which could end its own turn, or a value other than
+        a role that the template leaves out.
         """
         places = {f"message {n}": message for n, message in enumerate(messages, 1)}
         for place, content in (places | {"tools": {"tools": tools}}).items():
             for token in self.special:
                 if any(token in str(value) for value in content.values()):
                     raise UserError(f"{place} spells the special token {token}")
-        others = {}  # what a template may leave out -> messages and tools that differ in it
-        for n, message in enumerate(messages):
-            for key in message.keys() - {"role"}:
-                rest = {name: value for name, value in message.items() if name != key}
-                if message[key] not in (None, ""):  # beside a call, as some write no text
-                    place = f"{key!r} of message {n + 1}"
-                    others[place] = [*messages[:n], rest, *messages[n + 1 :]], tools
-        if tools:
-            others["'tools'"] = messages, None
         whole = self.render(messages, tools)
-        lost = []
-        for what, other in sorted(others.items()):
-            with contextlib.suppress(ValueError):  # a template may need what is left out
-                if self.render(*other) == whole:
-                    lost.append(what)
-        if lost:
-            raise UserError(f"the chat template does not render {', '.join(lost)}")
+        if tools and self.renders(messages, None, whole):
+            raise UserError("the chat template does not render 'tools'")
+        for n, message in enumerate(messages):
+            for key, value in message.items():
+                rest = {name: message[name] for name in message if name != key}
+                others = [*messages[:n], rest, *messages[n + 1 :]]
+                # Some write None or "" as the text next to a call of a tool.
+                if key != "role" and value not in (None, "") and self.renders(others, tools, whole):
+                    raise UserError(f"the chat template does not render {key!r} of message {n + 1}")
+
+    def renders(self, messages, tools, text):
+        """Return whether messages and tools are rendered as this text."""
+        with contextlib.suppress(ValueError):  # a template may need what is left out
+            return self.render(messages, tools) == text
 
     def render(self, messages, tools=None, prompt=False):
         """Return messages as one text; prompt: with the beginning of an answer."""
-        given = {"messages": messages, "tools": tools, "documents": None}
+        given = {"tools": tools, "add_generation_prompt": prompt}
         with library_errors("the chat template fails"):
-            return self.template.render(
-                self.tokenizer.chat | given | {"add_generation_prompt": prompt}
-            )
+            if isinstance(self.tokenizer, PublishedTokenizer):
+                return self.template.apply_chat_template([messages], tokenize=False, **given)[0]
+            return self.template.render(messages=messages, **given)
 
 
 def chat_tokenizer(name, texts=()):
     """Return create_tokenizer's tokenizer with a chat template, which its specification keeps.
 
-    That is a published model's own, and else ChatML, for which the tokenizer gets the special
-    tokens that it lacks. UserError if that is not possible.
+    A published model's own template is kept. Others get ChatML, and the special tokens of it that
+    they lack. UserError if that is not possible.
     """
     tokenizer = create_tokenizer(name, texts)
-    if tokenizer.chat is None:
-        between = [END_OF_TEXT] if tokenizer.end_of_text is None else []
-        tokenizer = with_special_tokens(tokenizer, ["<|im_start|>", "<|im_end|>", *between])
-        tokenizer.chat = {"template": CHATML, "eos_token": "<|im_end|>"}
-    return tokenizer
+    if tokenizer.chat:
+        return tokenizer
+    between = [END_OF_TEXT] if tokenizer.end_of_text is None else []
+    return tokenizer.with_special_tokens(["<|im_start|>", "<|im_end|>", *between], CHATML)

@@ -3,15 +3,17 @@
     {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}
     {"prompt": "Hi", "completion": "Hello"}
     {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]}
+    {"instruction": "Say hi", "input": "", "output": "Hello"}
 
-Each key of a record is read, known to change nothing, or refused with its name: else something
-would be learned that the record does not say. Beside train.bin and val.bin, train.mask.bin and
-val.mask.bin have a byte for each token: it begins a conversation, is learned, or is only read.
+Each key of a record is read, known to change nothing, or refused by its name, so that nothing is
+learned that the record does not say. Next to train.bin and val.bin, train.mask.bin and val.mask.bin
+have a byte for each token: it begins a conversation, is learned, or is only read.
 """
 
 import contextlib
 import itertools
 import json
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,11 +23,8 @@ from engine.errors import UserError
 from engine.prepare import (
     BEGINS,
     LEARNED,
-    MASKS,
     READ,
-    SPLITS,
     as_dict,
-    is_conversation,
     parse_json,
     separator,
     split_of,
@@ -34,8 +33,9 @@ from engine.prepare import (
 
 ROLES = {"system": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 ROLES |= {"human": "user", "gpt": "assistant", "bot": "assistant", "chatgpt": "assistant"}
+MESSAGES = r"""\s*\[\s*{\s*"(role|content|from|value)"\s*:"""  # as JSON in a string
 TURNS = "messages", "conversations", "conversation"
-# Keys of a record, or of a message, that are about it, and so change nothing that is learned.
+# Keys of a record or a message that do not change what is learned.
 NOTES = set(
     """
     __index_level_0__ category conversation_hash conversation_id created created_at dataset date
@@ -43,7 +43,6 @@ NOTES = set(
     score source tags task timestamp title topic turn turns url uuid
     """.split()
 )
-VAL_SHARE = 0.1  # of the conversations, chosen by a hash of each
 
 
 @dataclass
@@ -78,7 +77,7 @@ def read_conversation(record, ignored=()):
     read = [read_message(turn, f"message {n}", ignored) for n, turn in enumerate(turns, 1)]
     messages = [message for message, _ in read]
     if has_system and any(message["role"] == "system" for message in messages[1:]):
-        raise UserError("it has a system text beside a system message")
+        raise UserError("it has a system text and a system message")
     return Conversation(messages, [learned for _, learned in read], tools)
 
 
@@ -93,27 +92,36 @@ def without_notes(content, ignored):
 
 def take_turns(record):
     """Take what was said out of a record; return it as a list of dicts."""
-    forms = [name for name in TURNS if name in record]
-    if not forms and {"prompt", "completion"} <= record.keys():
+    for name in TURNS:
+        if name in record:
+            turns = as_turns(record.pop(name))
+            if record.get("prompt") in [turn.get("content", turn.get("value")) for turn in turns]:
+                record.pop("prompt", None)  # some repeat the question
+            return turns
+    if {"prompt", "completion"} <= record.keys():
         asked = as_turns(record.pop("prompt"), "user")
         answers = as_turns(record.pop("completion"), "assistant")
         return [{"weight": 0} | turn for turn in asked] + answers
-    turns = as_turns(parse_json(record.pop(forms[0]) if forms else None))
-    if record.get("prompt") in [turn.get("content", turn.get("value")) for turn in turns]:
-        record.pop("prompt", None)  # some repeat the question
-    return turns
+    if {"instruction", "output"} <= record.keys():
+        parts = [record.pop(name) for name in ("instruction", "input") if name in record]
+        between = ["\n\n"] * len(parts[1:])
+        asked = {"role": "user", "content": [*parts[:1], *between, *parts[1:]]}
+        return [asked, {"role": "assistant", "content": record.pop("output")}]
+    raise UserError(
+        f"it has no {', '.join(TURNS)}, no prompt and completion, no instruction and output"
+    )
 
 
 def as_turns(said, role=None):
-    """Return messages, perhaps as JSON or by columns, as a list of dicts; else a role's one."""
-    if is_conversation(said):
+    """Return messages, perhaps as JSON or by columns, as a list of dicts. role: a text's."""
+    if isinstance(said, str) and re.match(MESSAGES, said):
         said = parse_json(said)
     if isinstance(said, dict) and all(isinstance(part, list) for part in said.values()):
         said = [dict(zip(said, parts)) for parts in zip(*said.values(), strict=True)]
-    if role and not isinstance(said, list):
+    if role and isinstance(said, str):
         said = [{"role": role, "content": said}]
     if not isinstance(said, list) or not all(isinstance(turn, dict) for turn in said):
-        raise UserError("it has no messages, a list of objects, and no prompt and completion")
+        raise UserError("its messages are not a list of objects")
     return said
 
 
@@ -122,16 +130,21 @@ def read_message(turn, what, ignored=()):
 
     UserError says what is wrong with it.
     """
-    # Beside a call of a tool there may be no text: None, "" and nothing are other prompts for some.
+    # A call of a tool may have no text. Templates may tell None, "" and a missing text apart.
     content = {name: value for name, value in turn.items() if name == "content"}
     turn = without_notes(turn, ignored)
     role = turn.pop("role", None) or turn.pop("from", None)
     if not isinstance(role, str) or role not in ROLES:
         raise UserError(f"{what} has the role {role!r}: {', '.join(ROLES)}")
     role = ROLES[role]
-    learned = is_learned(turn, role, what)
-    text = text_of(turn.pop("content", None) or turn.pop("value", None), what)
-    if not text.strip() and (role != "assistant" or "tool_calls" not in turn):
+    learned = is_answer = role == "assistant"
+    for name in "weight", "train":
+        weight = turn.pop(name, learned)
+        if weight not in (0, 1) or weight > is_answer:
+            raise UserError(f"{what} has {name}={weight!r}: an answer may have 0 or 1, all else 0")
+        learned = learned and bool(weight)
+    text = join_parts(turn.pop("content", None) or turn.pop("value", None), what)
+    if not text.strip() and not (is_answer and "tool_calls" in turn):
         raise UserError(f"{what} has no text")
     if text:
         content = {"content": text}
@@ -140,42 +153,28 @@ def read_message(turn, what, ignored=()):
     return {"role": role, **content, **turn}, learned
 
 
-def text_of(content, what):
+def join_parts(content, what):
     """Return the text of a message's content, which may be a list of parts of text."""
-    parts = content if isinstance(content, list) else [content]
     texts = []
-    for part in parts:
+    for part in content if isinstance(content, list) else [content or ""]:
         if isinstance(part, dict):
             part = {key: value for key, value in part.items() if value is not None}
             if part.keys() != {"type", "text"} or part["type"] != "text":
-                raise UserError(
-                    f"{what} has a part of type {part.get('type')!r}: only texts are read"
-                )
+                kind = part.get("type")
+                raise UserError(f"{what} has a part of type {kind!r}: only texts are read")
             part = part["text"]
-        if not isinstance(part, str | None):
+        if not isinstance(part, str):
             raise UserError(f"{what} has no text")
-        texts.append(part or "")
-    text = "".join(texts)
-    text.encode()  # UnicodeEncodeError, a ValueError, for half a character
-    return text
-
-
-def is_learned(turn, role, what):
-    """Take a message's weight out of it; return whether it is learned: an answer without a 0."""
-    learned = is_answer = role == "assistant"
-    for name in "weight", "train":
-        weight = turn.pop(name, learned)
-        if weight not in (0, 1) or weight > is_answer:
-            raise UserError(f"{what} has {name}={weight!r}: an answer may have 0 or 1, all else 0")
-        learned = learned and bool(weight)
-    return learned
+        part.encode()  # UnicodeEncodeError, a ValueError, for half a character
+        texts.append(part)
+    return "".join(texts)
 
 
 def texts_of(records, ignored=()):
     """Yield what a tokenizer learns from: the texts of the records that are not damaged."""
     yield "\n".join([*ROLES, ""])  # a template writes some of them
     for _, record in records:
-        with contextlib.suppress(ValueError):  # encode_records says it
+        with contextlib.suppress(ValueError):  # encode_records reports it
             found = read_conversation(record, ignored)
             yield from [message.get("content") or "" for message in found.messages]
 
@@ -211,17 +210,17 @@ def encode_records(records, template, val_share, skipped=None, ignored=()):
 def write_conversations(folder, tokenizer, train, val, source, skip_damaged=False, ignored=()):
     """Tokenize conversations, iterables of (where, record), into a dataset.
 
-    tokenizer: as from chat_tokenizer. val None: VAL_SHARE of the conversations. ignored: keys that
+    tokenizer: as from chat_tokenizer. val None: a tenth of the conversations. ignored: keys that
     change nothing. UserError names the first damaged record, unless skip_damaged leaves them out.
     """
     template = ChatTemplate(tokenizer)
     skipped = [] if skip_damaged else None
     encoded = itertools.chain(
-        encode_records(train, template, VAL_SHARE if val is None else 0, skipped, ignored),
+        encode_records(train, template, 0.1 if val is None else 0, skipped, ignored),
         encode_records(val or (), template, 1, skipped, ignored),
     )
     try:
-        write_tokens(folder, tokenizer, {"name": source}, encoded, names=SPLITS + MASKS)
+        write_tokens(folder, tokenizer, {"name": source}, encoded)
     finally:
         if skipped:
             print(f"left out {len(skipped):,} damaged records: {'; '.join(skipped[:3])}")

@@ -19,7 +19,7 @@ from engine import parallel
 from engine.errors import UserError, library_errors
 from engine.files import read_json, sha256_of_file, sha256_of_json, shell_path
 from engine.prepare import BEGINS, DATA, LEARNED, MASKS, SMALL, SPLITS
-from engine.tokenizer import Tokenizer, tokenizer_from_spec
+from engine.tokenizer import Tokenizer, create_tokenizer, tokenizer_from_spec
 
 # They prepare themselves when they are first used; no other folder's code is ever run.
 INCLUDED = "stdlib", "words", "questions", "shakespeare", "shakespeare_char"
@@ -37,8 +37,6 @@ class Dataset:
     tokenizer: Tokenizer
     hashes: dict
     """sha256 of train and val (None if unknown): losses compare only if they are the same."""
-    characters: int | None
-    """Of the validation text, or of its answers; None where they were not counted."""
     masks: dict
     """Of conversations: what each token of train and val is (READ, LEARNED or BEGINS)."""
     rows: dict = field(default_factory=dict)
@@ -55,19 +53,14 @@ class Dataset:
         """Return the tokens that a validation loss is of: all of val, or of its answers."""
         return self.val[self.masks["val"] == LEARNED] if self.masks else self.val
 
-    def bits_per_character(self, loss):
-        """Convert a validation loss in nats per token, to compare tokenizers.
-
-        None where the characters were not counted.
-        """
-        if self.characters is None:
-            return None
-        return loss * len(self.validated()) / self.characters / math.log(2)
-
     def bits_per_byte(self, loss):
-        """Convert a validation loss in nats per token."""
+        """Convert a validation loss in nats per token, to compare tokenizers."""
+        return loss / self.bytes_per_token / math.log(2)
+
+    @functools.cached_property
+    def bytes_per_token(self):
         tokens = self.validated()
-        return loss * len(tokens) / count_bytes(tokens, self.tokenizer) / math.log(2)
+        return count_bytes(tokens, self.tokenizer) / len(tokens)
 
 
 def count_bytes(tokens, tokenizer):
@@ -90,11 +83,11 @@ def find_dataset(name):
         with FileLock(folder / ".preparing"):  # another process may be at it
             if not (folder / "meta.json").exists():
                 prepare(name, folder)
-    elif not all((folder / name).is_file() for name in ("train.bin", "val.bin", "meta.json")):
+    if not all((folder / f"{split}.bin").is_file() for split in SPLITS):
         known = sorted({*INCLUDED, *(path.parent.name for path in DATA.glob("*/meta.json"))})
         raise UserError(
-            f"dataset {name!r} has no train.bin, val.bin or meta.json: run its prepare.py, or make "
-            f"it by {shell_path('data/text/prepare.py')} --input FILE --name NAME, or choose "
+            f"dataset {name!r} has no train.bin and val.bin: run its prepare.py, or make it by "
+            f"{shell_path('data/text/prepare.py')} --input FILE --name NAME, or choose "
             f"{', '.join(known)}"
         )
     return folder
@@ -111,32 +104,30 @@ def prepare(name, folder):
 def load_dataset(name, block_size):
     """Return the Dataset called name; UserError if it is damaged, missing or too short."""
     folder = find_dataset(name)
-    meta = read_meta(folder / "meta.json")
-    tokens = meta["dtype"], meta["tokenizer"].vocab_size
-    kinds = dict.fromkeys(SPLITS, tokens) | dict.fromkeys(MASKS, (np.dtype("u1"), BEGINS + 1))
-    files = {
-        file: map_tokens(folder / f"{file}.bin", meta[file], *kind)
-        for file, kind in kinds.items()
-        if file in meta
+    has_meta = (folder / "meta.json").exists()
+    meta = read_meta(folder / "meta.json") if has_meta else nanogpt_meta(folder)
+    vocab_size = meta["tokenizer"].vocab_size
+    files = {split: map_tokens(folder, split, meta, meta["dtype"], vocab_size) for split in SPLITS}
+    masks = {
+        split: map_tokens(folder, mask, meta, np.dtype("u1"), BEGINS + 1)
+        for split, mask in zip(SPLITS, MASKS)
+        if mask in meta
     }
-    inside = folder.resolve().is_relative_to(DATA.resolve())
-    data = Dataset(
-        name=name if inside else str(folder.resolve()),
-        train=files["train"],
-        val=files["val"],
-        tokenizer=meta["tokenizer"],
-        hashes={file: meta[file]["sha256"] for file in files},
-        characters=meta["val"].get("characters"),
-        masks={split: files[mask] for split, mask in zip(SPLITS, MASKS) if mask in files},
-    )
-    for split in SPLITS:
-        if len(files[split]) <= block_size and not data.masks:
+    for split, tokens in files.items():
+        if len(tokens) <= block_size and not masks:
             raise UserError(
-                f"{folder / split}.bin has {len(files[split]):,} tokens, but "
+                f"{folder / split}.bin has {len(tokens):,} tokens, but "
                 f"block_size={block_size} needs at least {block_size + 1:,}: use more text or a "
                 "smaller block_size"
             )
-    return data
+    inside = folder.resolve().is_relative_to(DATA.resolve())
+    return Dataset(
+        name=name if inside else str(folder.resolve()),
+        tokenizer=meta["tokenizer"],
+        hashes={file: meta[file]["sha256"] for file in SPLITS + MASKS if file in meta},
+        masks=masks,
+        **files,
+    )
 
 
 def read_meta(path):
@@ -151,29 +142,45 @@ def read_meta(path):
         return meta
 
 
-def map_tokens(path, entry, dtype, vocab_size):
-    """Map the token ids of a file with this entry in meta.json.
+def nanogpt_meta(folder):
+    """Return what meta.json would say of a folder that nanoGPT made with GPT-2's tokens.
 
-    UserError for another size than that says, and for an id outside the vocabulary in the first
-    256 MB. A file smaller than that must have the entry's sha256 too.
+    UserError if others made it: there is a .lock of ours, or nanoGPT's meta.pkl of characters.
     """
-    size = path.stat().st_size
-    count = entry["tokens"]
-    if size != count * dtype.itemsize:
+    if (folder / ".lock").exists():
+        raise UserError(f"{folder} has no meta.json: prepare it again")
+    if (folder / "meta.pkl").exists():
         raise UserError(
-            f"{path} has {size:,} bytes, not {dtype.itemsize} for each of {count:,} tokens: "
-            "prepare it again"
+            f"{folder} has a meta.pkl, so its tokens are not GPT-2's, and that file is never read "
+            "because a pickle can run any code: prepare the text again"
         )
+    print(f"{folder} has no meta.json: reading it as GPT-2's tokens, as nanoGPT writes them")
+    entries = {
+        split: {"tokens": path.stat().st_size // 2, "sha256": sha256_of_file(path)}
+        for split, path in [(split, folder / f"{split}.bin") for split in SPLITS]
+    }
+    return {"dtype": np.dtype("<u2"), "tokenizer": create_tokenizer("gpt2"), **entries}
+
+
+def map_tokens(folder, name, meta, dtype, vocab_size):
+    """Map the ids in the file of this name, of which meta.json has an entry.
+
+    UserError for another size than the entry says, and for an id outside the vocabulary in the
+    first 256 MB. A smaller file must have the entry's sha256 too.
+    """
+    path = folder / f"{name}.bin"
+    size = path.stat().st_size
+    count = meta[name]["tokens"]
+    remedy = "prepare it again"
+    if size != count * dtype.itemsize:
+        expected = f"{dtype.itemsize} for each of {count:,} tokens"
+        raise UserError(f"{path} has {size:,} bytes, not {expected}: {remedy}")
     tokens = np.memmap(path, dtype=dtype, mode="r")
     largest = int(tokens[: SMALL // dtype.itemsize].max())
     if largest >= vocab_size:
-        raise UserError(
-            f"{path} has token id {largest}; the vocabulary has {vocab_size}: prepare it again"
-        )
-    if size < SMALL and entry["sha256"] not in (None, sha256_of_file(path)):
-        raise UserError(
-            f"{path} is damaged (its sha256 is not the one in meta.json): prepare it again"
-        )
+        raise UserError(f"{path} has token id {largest}; the vocabulary has {vocab_size}: {remedy}")
+    if size < SMALL and meta[name]["sha256"] != sha256_of_file(path):
+        raise UserError(f"{path} is damaged (its sha256 is not the one in meta.json): {remedy}")
     return tokens
 
 

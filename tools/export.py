@@ -60,21 +60,14 @@ def export(config):
     # What the readers need to know
     end = tokenizer.end_of_text
     begin = (*tokenizer.begin, end)[0]
-    chat, end_of_turn = chat_settings(tokenizer)
+    end_of_turn = ChatTemplate(tokenizer).end_of_turn() if tokenizer.chat else None
     ends = [end, end_of_turn] if end_of_turn not in (None, end) else end
     about |= {"bos_token_id": begin, "eos_token_id": ends, "pad_token_id": None}
     about["torch_dtype"] = config.dtype
-    files = {
-        "config.json": about,
-        "tokenizer.json": tokenizer.tokenizer_json,
-        "tokenizer_config.json": {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "model_max_length": standard_config.block_size,
-            "eos_token": token_text(tokenizer, end),
-            "bos_token": token_text(tokenizer, begin),
-            "clean_up_tokenization_spaces": False,
-            **chat,
-        },
+    files = {"config.json": about} | tokenizer_files(tokenizer, begin, end, end_of_turn)
+    files["tokenizer_config.json"] |= {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": standard_config.block_size,
     }
 
     # The weights under the family's names. Ids that only pad the vocabulary are left out.
@@ -93,21 +86,30 @@ def export(config):
     return to
 
 
+def tokenizer_files(tokenizer, begin, end, end_of_turn):
+    """Return {name: content} of a tokenizer's files: an object for JSON, or a text.
+
+    The ids, or None: begin of a text, end of a text, end_of_turn in a conversation. A published
+    tokenizer keeps its own names for them.
+    """
+    files = {"tokenizer.json": hugging_face.tokenizer_json(tokenizer)}
+    names = {
+        "eos_token": token_text(tokenizer, end if end_of_turn is None else end_of_turn),
+        "bos_token": token_text(tokenizer, begin),
+        "clean_up_tokenization_spaces": False,
+    }
+    if tokenizer.kind == "published":
+        theirs = dict(tokenizer.content["files"])
+        names |= json.loads(theirs.pop("tokenizer_config.json", "{}"))
+        files = theirs | files
+    elif tokenizer.chat:
+        names["chat_template"] = tokenizer.chat
+    return files | {"tokenizer_config.json": names}
+
+
 def token_text(tokenizer, token):
     """Return the text of a token, without the space that a word tokenizer puts before it."""
     return None if token is None else tokenizer.decode([token]).strip()
-
-
-def chat_settings(tokenizer):
-    """Return the chat settings for tokenizer_config.json, and the token that ends a turn.
-
-    Without a chat template they are {} and None.
-    """
-    if tokenizer.chat is None:
-        return {}, None
-    end_of_turn = ChatTemplate(tokenizer).end_of_turn()
-    tokens = {name: text for name, text in tokenizer.chat.items() if name.endswith("_token")}
-    return tokens | {"chat_template": tokenizer.chat["template"]}, end_of_turn
 
 
 def export_adapter(config, folder, kind, query_rows):
@@ -125,7 +127,7 @@ def export_adapter(config, folder, kind, query_rows):
 
 
 def write_folder(config, files, weights_file, tensors):
-    """Write a folder, completely or not at all. files: {name: an object for JSON}."""
+    """Write a folder, completely or not at all. files: {name: an object for JSON, or a text}."""
     for name, tensor in tensors.items():
         tensors[name] = tensor.to(getattr(torch, config.dtype))
         if not tensors[name].isfinite().all():
@@ -137,7 +139,9 @@ def write_folder(config, files, weights_file, tensors):
     with atomic_path(to) as unfinished:
         unfinished.mkdir()
         for name, content in files.items():
-            (unfinished / name).write_text(json.dumps(content, indent=1), encoding="utf-8")
+            text = content if isinstance(content, str) else json.dumps(content, indent=1)
+            (unfinished / name).parent.mkdir(exist_ok=True)
+            (unfinished / name).write_text(text, encoding="utf-8")
         write_safetensors(unfinished / weights_file, tensors)
 
 

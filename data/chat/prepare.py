@@ -1,11 +1,11 @@
-"""Conversations to fine-tune a model on: .jsonl, .jsonl.gz, .json and .parquet.
+"""Conversations to fine-tune a model on: .jsonl, .json, .csv and .parquet.
 
     python data/chat/prepare.py --input FILE_OR_FOLDER ... --name mychat --tokenizer FOLDER
     python train.py --init_from=FOLDER --dataset=mychat
 
-A record is {"messages": [{"role": "user", "content": "Hi"}, ...]}, {"prompt", "completion"}, or
-ShareGPT's {"conversations": [{"from": "human", "value": "Hi"}, ...]}. What the assistant says is
-learned, all else is only read.
+A record is {"messages": [{"role": "user", "content": "Hi"}, ...]}, {"prompt", "completion"},
+ShareGPT's {"conversations": [{"from": "human", "value": "Hi"}, ...]}, or Alpaca's {"instruction",
+"input", "output"}. The model learns what the assistant says, and only reads the rest.
 """
 
 import sys
@@ -31,9 +31,9 @@ class Settings:
     tokenizer: str = "byte"
     """The folder of the model to tune; or char, byte, bpe:VOCAB, gpt2 or another of tiktoken."""
     skip_damaged: bool = False
-    """Leave damaged records out and count them, in place of stopping at the first one."""
+    """Leave damaged records out and count them, instead of stopping at the first one."""
     ignore: tuple[str, ...] = ()
-    """Keys of records or messages that change nothing; others that are not known are refused."""
+    """Keys of records or messages that change nothing; other unknown keys are refused."""
 
     def __post_init__(self):
         if not self.input:

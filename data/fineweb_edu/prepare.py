@@ -12,7 +12,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from engine import prepare
+from data.openwebtext.prepare import prepare
+from engine.errors import one_line_errors
 
 if __name__ == "__main__":
-    prepare.prepare_hub(Path(__file__).parent, "HuggingFaceFW/fineweb-edu", "sample-10BT")
+    with one_line_errors():
+        prepare(Path(__file__).parent, "HuggingFaceFW/fineweb-edu", "sample-10BT")

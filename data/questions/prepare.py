@@ -17,10 +17,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from engine import prepare
+from data.stdlib import prepare as stdlib
 from engine.chat import chat_tokenizer
 from engine.conversations import texts_of, write_conversations
 from engine.errors import one_line_errors
+from engine.prepare import split_of
 
 LONGEST = 100  # characters of an answer
 UNFINISHED = "e.g.", "eg.", "i.e.", "etc.", ":."  # a sentence does not end so
@@ -38,13 +39,13 @@ def first_sentence(node):
 
 def module_name(path):
     """Return the name by which a source file of the standard library is imported."""
-    parts = path.relative_to(prepare.LIBRARY).with_suffix("").parts
+    parts = path.relative_to(stdlib.LIBRARY).with_suffix("").parts
     return ".".join(part for part in parts if part != "__init__").replace("posixpath", "os.path")
 
 
 def things():
     """Yield what the questions are about: a dict for each public function and class."""
-    for path in prepare.library_files():
+    for path in stdlib.library_files():
         module = module_name(path)
         parts = module.split(".")
         if parts[0] in LEFT_OUT or any(part.startswith("_") for part in parts):
@@ -71,7 +72,7 @@ def pairs():
     found = {"train": [], "val": [], "wordings": []}
     answers = collections.defaultdict(set)
     for thing in things():
-        split = prepare.split_of(thing["module"].partition(".")[0], 0.1)
+        split = split_of(thing["module"].partition(".")[0], 0.1)
         for kind, wordings in WORDINGS.items():
             if 0 < len(thing[kind]) <= LONGEST:
                 for wording in wordings:

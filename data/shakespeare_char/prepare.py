@@ -3,7 +3,7 @@
 
 python data/shakespeare_char/prepare.py
 
-A file input.txt beside it is not downloaded.
+If input.txt is next to this file, nothing is downloaded.
 """
 
 import sys
@@ -11,7 +11,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from engine import prepare
+from data.shakespeare.prepare import prepare
+from engine.errors import one_line_errors
 
 if __name__ == "__main__":
-    prepare.prepare_shakespeare(Path(__file__).parent, "char")
+    with one_line_errors():
+        prepare(Path(__file__).parent, "char")

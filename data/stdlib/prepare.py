@@ -9,6 +9,7 @@ files, is for validation. The text differs a little between Python versions, and
 
 import platform
 import sys
+import sysconfig
 from importlib.util import decode_source
 from pathlib import Path
 
@@ -17,10 +18,20 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from engine import prepare
 from engine.errors import one_line_errors
 
+LIBRARY = Path(sysconfig.get_path("stdlib"))
+LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
+
+
+def library_files():
+    """Return the source files of the standard library, ordered by their names."""
+    paths = sorted(LIBRARY.rglob("*.py"), key=Path.as_posix)
+    return [path for path in paths if LEFT_OUT.isdisjoint(path.relative_to(LIBRARY).parts)]
+
+
 if __name__ == "__main__":
     with one_line_errors():
         # Each file may declare its encoding.
-        documents = [decode_source(path.read_bytes()) for path in prepare.library_files()]
+        documents = [decode_source(path.read_bytes()) for path in library_files()]
         prepare.write_dataset(
             Path(__file__).parent,
             documents,

@@ -1,20 +1,20 @@
-"""Your own text, in any language: files and folders; also .jsonl, .jsonl.gz and .parquet.
+"""Your own text, in any language: files and folders, also .jsonl, .csv and .parquet.
 
     python data/text/prepare.py --input FILE_OR_FOLDER ... --name mine
                                 [--tokenizer char|byte|gpt2|bpe:8192]
     python train.py --dataset=mine
 
-A folder means all text files in it, at any depth, but hidden ones. What is not UTF-8 text in it is
-left out and named. Of a git repository: --input $(git ls-files "*.py"). About a tenth of the
-characters is for validation: whole files of many, else the end of each; or what --val names.
+A folder means all text files in it, at any depth, except hidden ones. Files in it that are not
+UTF-8 text are left out and named. For a git repository: --input $(git ls-files "*.py"). About a
+tenth of the characters is for validation: whole files if there are many, else the end of each; or
+the files that --val names. Files that end in .gz are uncompressed.
 
-Files of many documents, and texts of 256 MB or more, may be of any size (parquet files need
-pip install -e ".[data]"). A hash of each document decides whether it is for validation;
-a long text is cut into documents.
+Tables (.jsonl, .csv, .parquet) have one document in each row. They and texts of 256 MB or more may
+be of any size, and a long text is cut into documents. A hash of each document decides whether it is
+for validation. Parquet files need pip install -e ".[data]".
 """
 
 import collections
-import functools
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,10 +41,10 @@ class Settings:
     """char (the text's own characters), byte (256, any text), bpe:VOCAB (learned from the text),
     gpt2 or another of tiktoken, or the folder of a model (to tune it).
     """
-    column: str = "text"
-    """The column or key that holds the text, in parquet and jsonl files."""
-    encoding: str = "utf-8"
-    """Of texts, such as cp1252; of one with a byte-order mark, that says it."""
+    column: str = ""
+    """Column or key that holds the text of tables; if not given, text."""
+    encoding: str = ""
+    """Text encoding, such as cp1252; a byte-order mark takes precedence. If not given, utf-8."""
 
     def __post_init__(self):
         if not self.input or Path() in self.input:
@@ -96,25 +96,33 @@ def main(settings):
     """Write the dataset."""
     folder = prepare.DATA / settings.name
     source = ", ".join(path.name or str(path) for path in settings.input)
-    found, left_out = find_texts(settings.input, settings.encoding)
-    val, more = find_texts(settings.val, settings.encoding)
+    encoding = settings.encoding or "utf-8"
+    found, left_out = find_texts(settings.input, encoding)
+    val, more = find_texts(settings.val, encoding)
     # Files for validation are not trained on if they lie in the same folder.
     train = [path for resolved, path in found.items() if resolved not in val]
     val = [*val.values()]
 
     files = [*train, *val]
+    kinds = {*map(prepare.kind_of, files)}
+    if settings.column and kinds == {""}:
+        raise UserError(
+            f"--column={settings.column}: only tables have columns ({', '.join(prepare.TABLES)})"
+        )
+    if settings.encoding and not kinds & {"", ".csv"}:
+        raise UserError(f"--encoding={settings.encoding}: it is for texts and .csv; leave it out")
     about = {"files": [*map(str, files)], "left_out": left_out | more}
     small = sum(path.stat().st_size for path in files) < prepare.SMALL
-    if small and not any(map(prepare.kind_of, files)):
-        text_of = functools.partial(prepare.read_text, encoding=settings.encoding)
-        return prepare.write_dataset(
-            folder, map(text_of, train), settings.tokenizer, source, map(text_of, val), **about
+    if small and kinds == {""}:
+        texts, val_texts = (
+            [prepare.read_text(path, encoding) for path in paths] for paths in (train, val)
         )
+        return prepare.write_dataset(folder, texts, settings.tokenizer, source, val_texts, **about)
     val_share = 0 if val else 0.1 if small else prepare.VAL_SHARE
 
     def read():
         for paths, share in (train, val_share), (val, 1):
-            for text in prepare.read_files(paths, settings.column, settings.encoding):
+            for text in prepare.read_files(paths, settings.column or "text", encoding):
                 yield share, text
 
     prepare.write_large_dataset(folder, read, settings.tokenizer, source, **about)

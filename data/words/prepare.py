@@ -13,11 +13,13 @@ import sys
 import tomllib
 from pathlib import Path
 
+import tokenizers
+
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from engine import prepare
 from engine.errors import one_line_errors
-from engine.tokenizer import HubTokenizer, bpe_json
+from engine.tokenizer import PublishedTokenizer
 
 SENTENCES = 20_000
 END = "."  # between two sentences
@@ -53,9 +55,9 @@ def word_tokenizer(sentences):
     """Return a tokenizer with a token for each word."""
     words = sorted({word for text in sentences for word in text.split()})
     vocabulary = {word: n for n, word in enumerate([END, UNKNOWN, *words])}
-    content = bpe_json(vocabulary, pre_tokenizer={"type": "WhitespaceSplit"})
-    content["model"] = {"type": "WordLevel", "vocab": vocabulary, "unk_token": UNKNOWN}
-    return HubTokenizer(content, [END])
+    library = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, UNKNOWN))
+    library.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    return PublishedTokenizer({"tokenizer.json": library.to_str()}, [vocabulary[END]])
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ def test_turns(model):
     second, _ = answer(model, [system, hi, says("assistant", first), says("user", "who")])
     assert found == [first, second, first, ""]
     assert "message 2 spells" not in errors and "spells the special token <|im_end|>" in errors
-    assert "for one of its characters" in errors
+    assert "is not one of the 33 characters" in errors
     alone, _ = talked(model, "hi")
     assert alone[0] == answer(model, [hi])[0] != first
 

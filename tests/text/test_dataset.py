@@ -10,7 +10,7 @@ from conftest import parametrize, refused
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine import dataset, files
+from engine import dataset, files, prepare
 
 
 def test_batches_are_a_function_of_their_generator():
@@ -47,34 +47,39 @@ def test_every_token_is_a_target_once(length, batch_size, block_size, stride):
     assert seen == [*range(1, length)]
 
 
-def test_bits_per_character(poem):
-    """Catches nats taken for bits, or tokens for characters."""
-    data = dataset.load_dataset(poem, 8)
-    assert math.isclose(data.bits_per_character(math.log(2)), 1.0)
-    data.characters *= 4
-    assert math.isclose(data.bits_per_character(math.log(2)), 0.25)
+def test_bits_per_byte(tmp_path):
+    """Catches nats taken for bits, or tokens for bytes."""
+    for text, size in ("a", 1), ("ß", 2), ("猫", 3):
+        prepare.write_dataset(tmp_path, [text * 400], "char", "letters")
+        data = dataset.load_dataset(tmp_path, 8)
+        assert math.isclose(data.bits_per_byte(math.log(2)), 1 / size)
 
 
-def test_nanogpts_folder_loads_as_it_is(tmp_path, gpt2_files):
-    """Catches a need for meta.json, a folder half prepared that is taken for nanoGPT's, and foreign
-    code that is run.
+def test_nanogpts_folder_loads_as_it_is(tmp_path, gpt2_files, capsys):
+    """Catches a need for meta.json, other tokens that are taken for GPT-2's, and foreign code that
+    is run.
     """
 
-    def load(message, *data_tokenizer):
+    def load(message):
         with refused(message):
-            dataset.load_dataset(tmp_path, 8, *data_tokenizer)
+            dataset.load_dataset(tmp_path, 8)
 
     (tmp_path / "prepare.py").write_text("raise SystemExit('it ran')")
     load("has no train.bin.*prepare.py --input FILE")
     for split in dataset.SPLITS:
         np.arange(40, dtype="<u2").tofile(tmp_path / f"{split}.bin")
-    load("prepare it again; or .*--data_tokenizer=gpt2")
-    data = dataset.load_dataset(tmp_path, 8, "gpt2")
-    assert data.tokenizer.vocab_size == 50257 and data.bits_per_character(1.0) is None
+    data = dataset.load_dataset(tmp_path, 8)
+    assert "no meta.json: reading it as GPT-2's tokens" in capsys.readouterr().out
+    assert data.tokenizer.vocab_size == 50257 and data.bits_per_byte(1.0) > 0
     assert data.train.tolist() == [*range(40)]
-    assert data.hashes == {"train": None, "val": files.sha256_of_file(tmp_path / "val.bin")}
+    hashes = {split: files.sha256_of_file(tmp_path / f"{split}.bin") for split in dataset.SPLITS}
+    assert data.hashes == hashes
+    (tmp_path / "val.bin").write_bytes(b"abc")
+    load("val.bin has 3 bytes, not 2 for each of 1 tokens")
+    np.full(40, 60_000, "<u2").tofile(tmp_path / "val.bin")
+    load("val.bin has token id 60000; the vocabulary has 50257")
     (tmp_path / "meta.pkl").write_bytes(b"not even a pickle")
-    load("could run any code", "gpt2")
+    load("has a meta.pkl, .*never read because a pickle can run any code")
 
 
 def without_val(good):

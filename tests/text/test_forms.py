@@ -32,7 +32,7 @@ FULL = """
 def template_of(source=None):
     tokenizer = chat_tokenizer("byte")
     if source:
-        tokenizer.chat = {"template": source}
+        tokenizer.chat = source
     return ChatTemplate(tokenizer)
 
 

@@ -10,7 +10,8 @@ from conftest import POEM, SHARED, refused
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine import dataset, files, preparation
+from data.shakespeare import prepare as shakespeare
+from engine import dataset, files, prepare
 from train import TrainConfig
 
 FILES = "train.bin", "val.bin", "meta.json"  # in the order in which they appear, but the first two
@@ -46,7 +47,7 @@ def test_repeated_lines(tmp_path, monkeypatch, capsys):
     """Catches lines of one's validation text that were trained on, without a word."""
     lines = [f"This is line {n:09}\n" for n in range(2000)]
     for most in 2**20, 400:  # of all lines, and of a sample
-        monkeypatch.setattr(preparation, "LINES", most)
+        monkeypatch.setattr(prepare, "LINES", most)
         val = "".join(["short\n", *lines[:300], "x" * 20 + "\n"] + lines[1000:1100])
         prepare.write_dataset(
             tmp_path, ["short\n" + "".join(lines[200:1000])], "byte", "lines", [val]
@@ -98,7 +99,7 @@ def test_nanogpts_tokens(tmp_path, gpt2_files):
     for name, counts in ("char", (1_003_854, 111_540)), ("gpt2", (301_966, 36_059)):
         (tmp_path / name).mkdir()
         shutil.copy(text, tmp_path / name)
-        prepare.prepare_shakespeare(tmp_path / name, name)
+        shakespeare.prepare(tmp_path / name, name)
         data = dataset.load_dataset(tmp_path / name, 8)
         assert (len(data.train), len(data.val)) == counts
 
@@ -131,9 +132,9 @@ def test_download_without_network_or_with_another_file(tmp_path):
     good, path = tmp_path / "good.txt", tmp_path / "input.txt"
     good.write_text("good")
     with refused("not the expected file"):
-        prepare.download(good.as_uri(), "0" * 64, path)
+        shakespeare.download(good.as_uri(), "0" * 64, path)
     assert not path.exists()
     with refused("get the file another way, as .*input.txt"):
-        prepare.download("http://127.0.0.1:9/none", "0" * 64, path)
-    prepare.download(good.as_uri(), files.sha256_of([b"good"]), path)
+        shakespeare.download("http://127.0.0.1:9/none", "0" * 64, path)
+    shakespeare.download(good.as_uri(), files.sha256_of([b"good"]), path)
     assert path.read_text() == "good"

@@ -1,5 +1,6 @@
 """Texts of any size, without a network: local files stand for the hub."""
 
+import csv
 import datetime
 import gzip
 import io
@@ -11,7 +12,8 @@ import numpy as np
 import pytest
 from conftest import POEM, parametrize, refused
 
-from engine import dataset, preparation, sources
+from data.openwebtext import prepare as openwebtext
+from engine import dataset, prepare
 from engine.files import read_json
 
 datasets = pytest.importorskip("datasets")
@@ -31,7 +33,7 @@ def cache(tmp_path, monkeypatch):
 def documents(count, seed=0):
     """Documents of many lengths, some of them empty or with what separates documents."""
     rng = np.random.default_rng(seed)
-    found = ["", "<|endoftext|>", "Füße 猫 🐈\r\n"]
+    found = ["", "<|endoftext|>", 'Füße, 猫 "🐈"\r\n', "NA"]
     for _ in range(count):
         found.append(" ".join(rng.choice(WORDS, size=rng.integers(1, 60))))
     return found
@@ -71,21 +73,41 @@ def test_every_kind_of_file(tmp_path):
     dates = [datetime.date(2020, 1, 1)] * (len(texts) + 1)  # of no concern
     (tmp_path / "d.parquet").write_bytes(table(text=[*texts, None], dates=dates))
     (tmp_path / "e.txt").write_text("no record")
+    with open(tmp_path / "f.csv", "w", newline="", encoding="utf-8-sig") as file:
+        csv.writer(file).writerows([["id", "text"], *enumerate([*texts, ""])])
+    content = (tmp_path / "f.csv").read_bytes()
+    (tmp_path / "f.csv").rename(tmp_path / "f.txt")
+    (tmp_path / "f.csv.gz").write_bytes(gzip.compress(content))
     records = prepare.read_records(tmp_path)
-    assert [*prepare.read_documents(records)] == 4 * [*texts, ""]
+    assert [*prepare.read_documents(records)] == 5 * [*texts, ""]
     data = prepared(tmp_path / "x", sorted(tmp_path.glob("[cd].*")))
     whole = data.tokenizer.decode([*data.train, 10, *data.val])
     assert sorted(whole.split("\n")) == sorted("\n".join(2 * texts[1:]).split("\n"))
 
 
 def test_plain_lines_need_no_library(tmp_path, monkeypatch):
-    """Catches a .jsonl that is not read without pyarrow, and a name that looks like a pattern."""
+    """Catches a .jsonl that is not read without datasets, and a name that looks like a pattern."""
     jsonl(tmp_path / "w1.jsonl", ["wrong"])
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
     path = jsonl(tmp_path / "w[1].jsonl", ["right"])
+    for name, text in ("w1", "wrong"), ("w[1]", "right"):
+        (tmp_path / f"{name}.parquet").write_bytes(table(text=[text]))
+    assert [*prepare.read_files([tmp_path / "w[1].parquet"])] == ["right"]
+    monkeypatch.setitem(sys.modules, "datasets", None)
     assert [*prepare.read_files([path])] == ["right"]
-    with refused("a.parquet: it needs the library pyarrow: pip install"):
+    with refused("a.parquet: it needs the library datasets: pip install"):
         [*prepare.read_files([tmp_path / "a.parquet"])]
+
+
+def test_compressed_texts(tmp_path):
+    """Catches a text that is read as it is compressed, and a damaged one that is a traceback."""
+    whole = gzip.compress("Füße\r\n".encode() * 99)
+    (tmp_path / "a.txt.gz").write_bytes(whole)
+    assert prepare.read_text(tmp_path / "a.txt.gz") == "Füße\r\n" * 99
+    broken = whole[:20] + bytes([whole[20] ^ 255]) + whole[21:]
+    for content in b"no gzip", whole[:-10], broken, gzip.compress(bytes(9)):
+        (tmp_path / "a.txt.gz").write_bytes(content)
+        with refused("a.txt.gz is not UTF-8 text: "):
+            prepare.read_text(tmp_path / "a.txt.gz")
 
 
 def test_the_split(tmp_path):
@@ -94,7 +116,7 @@ def test_the_split(tmp_path):
     paths = [jsonl(tmp_path / "a.jsonl", texts[:150]), jsonl(tmp_path / "b.jsonl", texts[150:])]
     first = prepared(tmp_path / "x", paths)
     again = prepared(tmp_path / "y", paths)
-    assert first.hashes == again.hashes and first.characters == again.characters
+    assert first.hashes == again.hashes
     other = prepared(tmp_path / "z", paths[::-1])
     ours, theirs = (data.tokenizer.decode(data.val) for data in (first, other))
     assert sorted(ours.split("\n")) == sorted(theirs.split("\n"))
@@ -105,7 +127,7 @@ def test_the_split(tmp_path):
 
 def test_a_long_text_is_many_documents(tmp_path, monkeypatch):
     """Catches words or characters that a cut takes apart."""
-    monkeypatch.setattr(sources, "SECTION", 100)
+    monkeypatch.setattr(prepare, "SECTION", 100)
     path = tmp_path / "a.txt"
     text = "Füße, ein Wort\r\n" * 200
     path.write_bytes(b"\xef\xbb\xbf" + text.encode())
@@ -118,13 +140,18 @@ def test_a_long_text_is_many_documents(tmp_path, monkeypatch):
     "name, content, message",
     [
         ("a.jsonl", b'{"text": "a"}\n{"text":', "a.jsonl, line 2: no JSON"),
-        ("b.jsonl", b"5\n", "b.jsonl, line 1: a int in place of an object"),
+        ("b.jsonl", b"5\n", "b.jsonl, line 1: a int instead of an object"),
         ("c.jsonl", b'{"content": "a"}\n', r"line 1: no column 'text': .* --column \(content\)"),
         ("d.jsonl", b'{"text": 5}\n', r"d.jsonl, line 1: its column 'text' is a int, not text"),
         ("e.jsonl", b'{"text": "one"}\n', "texts: there is no text"),
         ("g.jsonl", b'{"text": "\\ud800"}\n', "g.jsonl, line 1: .* surrogates not allowed"),
-        ("h.jsonl.gz", gzip.compress(LINES)[:-20], "cannot prepare .*h.jsonl.gz"),
-        ("k.parquet", b"no parquet", "cannot prepare .*k.parquet"),
+        ("h.jsonl.gz", gzip.compress(LINES)[:-20], "cannot read .*h.jsonl.gz"),
+        ("i.csv", b"id,text\n1,a\n2\n", "i.csv .line 3 has another number of fields"),
+        ("i.csv", b"id,text\n1,a,b\n", "i.csv .line 2 has another number of fields"),
+        ("i.csv", b'id,text\n1,"a"b\n', "cannot read .*i.csv"),
+        ("i.csv", b"id,text\n1,F\xfc\xdfe\n", "i.csv is not UTF-8 text"),
+        ("i.csv", b"id,words\n1,a\n", r"i.csv, line 2: no column 'text': .* --column .id, words."),
+        ("k.parquet", b"no parquet", "cannot read .*k.parquet"),
         ("l.parquet", table(text=[None, 5]), "l.parquet, row 2: its column 'text' is a int"),
         ("m.parquet", table(text=[datetime.date(2020, 1, 1)]), "row 1: .* is a date, not text"),
         ("o.parquet", table(text=pyarrow.array([], "string")), "texts: there is no text"),
@@ -155,20 +182,26 @@ def test_the_script(tmp_path, monkeypatch):
     other_name = texts / "latest.jsonl"
     other_name.symlink_to(val)
     script = runpy.run_path(str(dataset.DATA / "text" / "prepare.py"))
-    monkeypatch.setattr(preparation, "DATA", tmp_path)
+    monkeypatch.setattr(prepare, "DATA", tmp_path)
 
-    def prepare(**settings):
-        script["prepare"](script["Settings"](input=(texts,), name="mine", **settings))
+    def run(**settings):
+        script["main"](script["Settings"](input=(texts,), name="mine", **settings))
         return dataset.load_dataset(tmp_path / "mine", 8)
 
     with refused("choose one by --column"):
-        prepare(val=(val,))
-    data = prepare(val=(other_name,), column="content")
+        run(val=(val,))
+    with refused("--encoding=cp1252: it is for texts and .csv; leave it out"):
+        (texts / "b.txt").rename(tmp_path / "b.txt")
+        run(column="content", encoding="cp1252")
+    (tmp_path / "b.txt").rename(texts / "b.txt")
+    data = run(val=(other_name,), column="content")
     assert {*data.tokenizer.decode(data.train)} == {*"abchijklm 0123456789\n"}
     assert data.tokenizer.decode(data.val) == "\n".join(["xyz"] * 30)
     [path.unlink() for path in texts.glob("*.jsonl*")]
     (texts / "c.txt").write_text("xyz " * 9)
-    data = prepare(val=(texts / "c.txt",))
+    data = run(val=(texts / "c.txt",))
+    with refused("--column=content: only tables have columns"):
+        run(column="content")
     assert data.tokenizer.decode(data.val) == "xyz " * 9
     assert data.tokenizer.decode(data.train) == "hij " * 400
 
@@ -185,7 +218,7 @@ def test_the_hub(tmp_path, monkeypatch):
 
     def prepare_hub(name, *flags):
         monkeypatch.setattr("sys.argv", ["prepare.py", "--tokenizer=byte", *flags])
-        prepare.prepare_hub(tmp_path / name, "someone/something", "sample")
+        openwebtext.prepare(tmp_path / name, "someone/something", "sample")
         return dataset.load_dataset(tmp_path / name, 8)
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
@@ -201,6 +234,9 @@ def test_the_hub(tmp_path, monkeypatch):
 def test_the_scripts_of_the_hub(name, monkeypatch):
     """Catches a script that does not start, or names no dataset."""
     calls = []
-    monkeypatch.setattr(sources, "prepare_hub", lambda *what: calls.append(what))
+    monkeypatch.setattr("sys.argv", ["prepare.py", "--tokens=5"])
+    for module in prepare, openwebtext:
+        monkeypatch.setattr(module, "write_large_dataset", lambda *what: calls.append(what))
     runpy.run_path(str(dataset.DATA / name / "prepare.py"), run_name="__main__")
-    assert calls[0][0] == dataset.DATA / name and "/" in calls[0][1]
+    folder, _, tokenizer, source, limit = calls[0]
+    assert folder == dataset.DATA / name and "/" in source and (tokenizer, limit) == ("gpt2", 5)

@@ -1,6 +1,7 @@
 """data/questions: what is asked about the standard library, and how it is split."""
 
 from data.questions import prepare as questions
+from data.stdlib import prepare as stdlib
 
 TEXTWRAP = '''
 def dedent(text, *, tabs=8):
@@ -25,7 +26,7 @@ def test_the_pairs_of_a_module(tmp_path, monkeypatch):
     """Catches an answer that belongs to another question, or a docstring that is cut wrongly."""
     for name, text in ("textwrap", TEXTWRAP), ("posixpath", 'def join(a, *p): "Join paths."'):
         (tmp_path / f"{name}.py").write_text(text)
-    monkeypatch.setattr(sources, "LIBRARY", tmp_path)
+    monkeypatch.setattr(stdlib, "LIBRARY", tmp_path)
     found = questions.pairs()
     known = {pair["prompt"]: pair["completion"] for those in found.values() for _, pair in those}
     for question, answer in {

@@ -15,25 +15,25 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from engine import tokenizer as tokenizer_module
-from engine.tokenizer import (
-    HubTokenizer,
-    TiktokenTokenizer,
-    byte_level_json,
-    create_tokenizer,
-    tokenizer_from_spec,
-    with_special_tokens,
-)
+from engine.tokenizer import BPETokenizer, PublishedTokenizer, create_tokenizer, tokenizer_from_spec
+from tools.shared.hugging_face import tokenizer_json
 
 TEXT = "the cat, das Mädchen, 猫 & 🐈\n"
 
 # Three merges, and a hole in the numbering.
-RANKS = {bytes([b]): b for b in range(256)} | {b"th": 256, b"the": 257, b" the": 259}
+RANKS = {chr(b): b for b in range(256)} | {"th": 256, "the": 257, " the": 259}
 SPECIAL = {"<|endoftext|>": 300}
 PATTERN = r" ?\p{L}+|\s+| ?[^\s\p{L}\p{N}]+|\p{N}"
 
 
 def small_bpe():
-    return TiktokenTokenizer(byte_level_json(RANKS, SPECIAL, PATTERN))
+    return BPETokenizer(PATTERN, RANKS, special_tokens=SPECIAL)
+
+
+def published(content, ends=()):
+    """The tokenizer in a tokenizer.json with this content, a dict that may leave out defaults."""
+    library = tokenizers.Tokenizer.from_str(json.dumps(content))
+    return PublishedTokenizer({"tokenizer.json": library.to_str()}, [*ends])
 
 
 SCRIPTS = "Füße, 猫と犬, Привет мир! 123456 ½ 🐈\u200d⬛ don't I'LL\r\n\n\t x" * 20
@@ -46,7 +46,7 @@ SOME_TEXT = [*((ROOT / name).read_text() for name in FILES), SCRIPTS]
 LEARNED = create_tokenizer("bpe:1000", SOME_TEXT)
 
 
-LEARNED_ELSEWHERE = HubTokenizer(LEARNED.tokenizer_json, ["<|endoftext|>"])
+LEARNED_ELSEWHERE = published(tokenizer_json(LEARNED), LEARNED.ends)
 
 
 def trained(pre_tokenizer, decoder, **trainer):
@@ -66,7 +66,7 @@ def trained(pre_tokenizer, decoder, **trainer):
     content = json.loads(found.to_str())
     added = content["added_tokens"]
     content["added_tokens"] = [token for token in added if not token["content"].startswith("<0x")]
-    return HubTokenizer(content, ["</s>"])
+    return published(content, [1])
 
 
 def like_llama_3():
@@ -88,6 +88,8 @@ ALL = {
     "byte": create_tokenizer("byte"),
     "char": create_tokenizer("char", TEXT),
     "tiktoken": small_bpe(),
+    "with special tokens": create_tokenizer("byte").with_special_tokens(["<|x|>", "<|x|>>"]),
+    "char with special tokens": create_tokenizer("char", TEXT).with_special_tokens(["the", "das"]),
     "byte level": like_llama_3(),
     "metaspace": like_llama_2(),
 }
@@ -99,17 +101,20 @@ def test_the_same_by_json_and_by_the_library(name):
     tokenizer.json that is another tokenizer than the model was trained with.
     """
     ours = ALL[name]
-    text = TEXT * 2 + " the the<s></s>\n\n  \t cat<|endoftext|>" * (name != "char")
+    text = TEXT * 2 + " the the<s></s>\n\n  \t cat<|endoftext|><|x|>><|x|>" * ("char" not in name)
     spec = json.loads(json.dumps(ours.spec()))
-    ends = [ours.decode([end]) for end in ours.ends]
     again = tokenizer_from_spec(spec)
-    library = HubTokenizer(json.loads(json.dumps(ours.tokenizer_json)), ends)
+    library = published(json.loads(json.dumps(tokenizer_json(ours))), ours.ends)
     assert again.spec() == spec and not same_ids(ours, create_tokenizer("char", "other"))
     for other in again, library, pickle.loads(pickle.dumps(ours)):
         assert same_ids(ours, other) and other.end_of_text == ours.end_of_text
         for special in True, False:
-            ids = ours.encode(text, special)
-            assert np.array_equal(ids, other.encode(text, special)) and other.decode(ids) == text
+            ids = ours.encode(text, special).tolist()
+            assert ids == other.encode(text, special).tolist() and other.decode(ids) == text
+        ids, starts = ours.encode_with_starts(text)
+        theirs, their_starts = other.encode_with_starts(text)
+        assert ids.tolist() == theirs.tolist() and starts.tolist() == their_starts.tolist()
+    assert {*ours.special_tokens.values()} <= {*ids.tolist()}
 
 
 @parametrize("name", ["byte level", "metaspace"])
@@ -123,7 +128,7 @@ def test_published_tokenizers(name):
     assert 1 not in ids and 1 in found.encode(text, allow_special=True)
     assert b"".join(map(found.token_bytes, ids)).decode() == found.decode(ids) == text
     assert max(ids) == found.vocab_size - 1  # <think> it
-    spaces = found.encoding.token_to_id("\u2581\u2581")
+    spaces = found.library.token_to_id("\u2581\u2581")
     assert found.decode([spaces]) == ("  " if name == "metaspace" else "\u2581\u2581")
 
 
@@ -175,9 +180,10 @@ def test_no_network_and_no_file(monkeypatch):
 
 def spec_with(**parts):
     """A specification of a, b and an unknown token, with these parts of a tokenizer.json."""
-    model = {"type": "WordLevel", "vocab": {"a": 0, "b": 1, "?": 2}, "unk_token": "?"}
-    parts = {name: {"type": kind, **rest} for name, (kind, rest) in parts.items()}
-    return {"kind": "tokenizers", "content": {"version": "1.0", "model": model, **parts}}
+    content = {"version": "1.0", "added_tokens": [], "decoder": None}
+    content["model"] = {"type": "WordLevel", "vocab": {"a": 0, "b": 1, "?": 2}, "unk_token": "?"}
+    content |= {name: {"type": kind, **rest} for name, (kind, rest) in parts.items()}
+    return {"kind": "published", "files": {"tokenizer.json": json.dumps(content)}, "ends": []}
 
 
 def template(**special):
@@ -190,18 +196,20 @@ def template(**special):
     "spec, message",
     [
         ([], "the tokenizer fails .KeyError: 'kind'"),
+        ({"kind": "tokenizers", "content": {}}, "kind='tokenizers' is unknown; choose from byte"),
         ({"kind": "char", "characters": "\ud800"}, "surrogates not allowed"),
-        ({"kind": "bpe", "content": byte_level_json(RANKS, SPECIAL, "(")}, "Parsing error"),
-        (spec_with(model=("BPE", {"dropout": 0.1})), "dropout gives a text other ids"),
+        ({"kind": "bpe", "pattern": "(", "ranks": RANKS}, "Parsing error"),
+        ({"kind": "bpe", "pattern": PATTERN, "ranks": {"猫": 0}}, "codec can't encode"),
+        (
+            spec_with(model=("BPE", {"vocab": {"a": 0}, "merges": [], "dropout": 0.1})),
+            "dropout gives a",
+        ),
         (spec_with(post_processor=template()), "fails .PanicException: no entry found"),
         (
             spec_with(decoder=("WordPiece", {"prefix": "x", "cleanup": False})),
-            "decoder .*WordP.* is not known",
+            "decoder WordPiece is not known",
         ),
-        (
-            spec_with(decoder=("Replace", {"pattern": {"String": "_"}, "content": " "})),
-            "decoder .*Replace.* is not known",
-        ),
+        ({"kind": "published", "files": {}, "ends": []}, "KeyError: 'tokenizer.json'"),
     ],
     ids=itertools.count(),
 )
@@ -211,12 +219,23 @@ def test_specifications_that_cannot_be_used(spec, message):
         tokenizer_from_spec(spec)
 
 
-def test_the_oldest_files():
-    """Catches a published tokenizer that is refused without need."""
-    spec = spec_with(post_processor=template(s=2))
-    del spec["content"]["model"]["type"]
-    found = tokenizer_from_spec(spec | {"ends": [50256]})  # GPT2Config's, whatever the size
+def test_an_end_outside_the_vocabulary():
+    """Catches a published tokenizer that is refused without need: GPT2Config says 50256."""
+    spec = spec_with(post_processor=template(s=2)) | {"ends": [50256, None]}
+    found = tokenizer_from_spec(spec)
     assert found.begin == [2] and found.encode("b").tolist() == [1] and found.end_of_text is None
+
+
+def test_a_space_by_another_name():
+    """Catches a sign for a space that is printed as itself."""
+    vocabulary = {"_a": 0, "?": 1}
+    model = {"type": "BPE", "vocab": vocabulary, "merges": [], "ignore_merges": True}
+    for decoder in (
+        {"type": "Replace", "pattern": {"String": "_"}, "content": " "},
+        {"type": "Metaspace", "replacement": "_", "prepend_scheme": "always", "split": True},
+    ):
+        found = published({"version": "1.0", "model": model, "decoder": decoder})
+        assert found.decode([0]) == " a"
 
 
 def test_vocabularies_of_one_size():
@@ -226,13 +245,13 @@ def test_vocabularies_of_one_size():
     ab = create_tokenizer("char", "ab")
     assert same_ids(ab, create_tokenizer("char", "ba"))
     assert not same_ids(ab, create_tokenizer("char", "ac"))
-    chat = with_special_tokens(ab, ["<|x|>"])
+    chat = ab.with_special_tokens(["<|x|>"])
     assert chat.extends(ab) and not same_ids(chat, ab) and not ab.extends(chat)
-    ends = HubTokenizer(ab.tokenizer_json, ["b"])  # the same ids, but b ends a text
+    ends = published(tokenizer_json(ab), [1])  # the same ids, but b ends a text
     assert not same_ids(ends, ab)
-    content = LEARNED.tokenizer_json
+    content = tokenizer_json(LEARNED)
     merges = {"merges": content["model"]["merges"][::-1]}
-    other = HubTokenizer(content | {"model": content["model"] | merges}, ["<|endoftext|>"])
+    other = published(content | {"model": content["model"] | merges}, LEARNED.ends)
     assert same_ids(LEARNED, LEARNED_ELSEWHERE) and not same_ids(LEARNED, other)
 
 
@@ -263,7 +282,7 @@ def test_models_of_words(model, before, decoder):
     theirs.train_from_iterator(SOME_TEXT, trainer)
     content = theirs.to_str()
     theirs = tokenizers.Tokenizer.from_str(content)
-    ours = HubTokenizer(json.loads(content))
+    ours = PublishedTokenizer({"tokenizer.json": content}, [])
     for text in *SOME_TEXT, "unbelievable 猫 words[CLS]":
         ids = ours.encode(text, allow_special=True).tolist()
         assert ids == theirs.encode(text).ids
@@ -282,13 +301,13 @@ def test_characters_that_a_published_tokenizer_lacks():
     """Catches characters that the library leaves out without a word, and a panic in a text, which
     is no Exception and would end in a traceback.
     """
-    letters = create_tokenizer("char", "abc \n").tokenizer_json
+    letters = tokenizer_json(create_tokenizer("char", "abc \n"))
     some = tokenizers.Tokenizer(tokenizers.models.BPE())  # bytes, but not all of them
     some.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     some.decoder = tokenizers.decoders.ByteLevel()
     some.train_from_iterator(["abc \n"], tokenizers.trainers.BpeTrainer(show_progress=False))
     for content in letters, json.loads(some.to_str()):
-        found = HubTokenizer(content)
+        found = published(content)
         assert found.decode(found.encode("ab c\n")) == "ab c\n"
         for text in "abé", "\tabc":
             with refused("cannot encode .* .for one of its characters"):
@@ -296,7 +315,7 @@ def test_characters_that_a_published_tokenizer_lacks():
     only_b = spec_with(model=("BPE", {"vocab": {"b": 0}, "merges": []}))
     assert tokenizer_from_spec(only_b).encode("b").tolist() == [0]  # it lacks a
     only_a = spec_with(model=("WordLevel", {"vocab": {"a": 0}, "unk_token": "x"}))
-    bytes_a = {"kind": "bpe", "content": byte_level_json({b"a": 0}, {}, PATTERN)}
+    bytes_a = {"kind": "bpe", "pattern": PATTERN, "ranks": {"a": 0}}
     for spec, message in (only_a, "Missing"), (bytes_a, "PanicException: no entry found"):
         with refused(f"the tokenizer .*{message}"):
             tokenizer_from_spec(spec).encode("ab")

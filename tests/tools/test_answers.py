@@ -32,7 +32,7 @@ def test_answers(template, tmp_path, capsys):
     messages = [dict(role=role, content=content) for role, content in turns]
     facts[2] = "two turns", {"messages": messages}
     tokenizer = chat_tokenizer("char", [*texts_of([*facts, *wrong]), LINES])
-    tokenizer.chat = {"template": template, "eos_token": "<|im_end|>"}
+    tokenizer.chat = template
     write_conversations(tmp_path / "facts", tokenizer, facts, wrong[:2], "facts")
     fit(dataset="facts", block_size=96, max_iters=200, eval_interval=200)
     assert "python -m tools.answers --out_dir=out" in capsys.readouterr().out

@@ -30,7 +30,7 @@ from engine.chat import ChatTemplate, chat_tokenizer
 from engine.conversations import texts_of, write_conversations
 from engine.dataset import micro_batch, validation_loss
 from engine.optimizer import clip_gradients
-from engine.tokenizer import create_tokenizer, with_special_tokens
+from engine.tokenizer import create_tokenizer
 from tools.export import ExportConfig, export
 from train import TrainConfig, train
 
@@ -196,8 +196,8 @@ def test_validation_is_of_what_is_learned(talks):
 # ---- Fine-tuning
 
 TEMPLATE = (
-    "{{ bos_token }}{% for m in messages %}{{ '<' + m.role + '>' + m.content }}"
-    "{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
+    "{{ '<s>' }}{% for m in messages %}{{ '<' + m.role + '>' + m.content }}"
+    "{% if m.role == 'assistant' %}{{ '</s>' }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 
@@ -207,15 +207,14 @@ def test_a_published_model(here, tmp_path, capsys):
     from there to an answer.
     """
     # A Llama as it is published, with random weights and a chat template.
-    tokenizer = with_special_tokens(create_tokenizer("byte"), ["<s>", "</s>"])
-    tokenizer.chat = dict(template=TEMPLATE, bos_token="<s>", eos_token="</s>")
+    tokenizer = create_tokenizer("byte").with_special_tokens(["<s>", "</s>"], TEMPLATE)
     save("run", tiny(block_size=128, vocab_size=258, **LLAMA), encoding=tokenizer)
     export(ExportConfig(out_dir="run", to="llama"))
 
     write("talk", "llama")
     train(configure(init_from="llama", lora_rank=4, learning_rate=1e-2, max_iters=30))
     printed = capsys.readouterr().out
-    assert "vocabulary grows" not in printed
+    assert "bits per byte" in printed and "vocabulary grows" not in printed
     found = metrics("out")
     assert found[-1]["val_loss"] < found[0]["train_loss"] - 0.2
     line = json.dumps({"messages": [{"role": "user", "content": "Tyger"}]})

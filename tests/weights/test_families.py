@@ -13,8 +13,9 @@ from conftest import complaint, parametrize, refused, run, run_here, same_ids, t
 from engine import published
 from engine.files import read_json
 from engine.published import ACTIVATIONS, FAMILIES, config_from_hugging_face
-from engine.tokenizer import create_tokenizer, with_special_tokens
+from engine.tokenizer import create_tokenizer
 from model import GPT, MLP, GPTConfig
+from tools.shared.hugging_face import tokenizer_json
 
 transformers = pytest.importorskip("transformers")
 
@@ -223,15 +224,15 @@ def test_a_tokenizer_that_does_not_fit(tmp_path):
     tokenizer is missing or unreadable.
     """
     (tmp_path / "config.json").write_text("{}")
-    whole = create_tokenizer("byte").tokenizer_json
+    whole = tokenizer_json(create_tokenizer("byte"))
     begin = ["<s>", 256]
-    begins = with_special_tokens(create_tokenizer("byte"), begin[:1]).tokenizer_json
+    begins = tokenizer_json(create_tokenizer("byte").with_special_tokens(begin[:1]))
     begins |= {"post_processor": {"type": "BertProcessing", "cls": begin, "sep": begin}}
     for content, rows, message in (
         (None, 97, "has no tokenizer.json"),
         (whole, 97, "97 token ids, and its tokenizer 256"),
         (begins, 256, "256 token ids, and its tokenizer 257"),
-        ({"model": {"type": "BPE"}}, 97, "vocab"),
+        ({"model": {"type": "BPE"}}, 97, "its tokenizer cannot be used"),
     ):
         if content:
             write_json(tmp_path / "tokenizer.json", content)
@@ -272,6 +273,6 @@ def test_gpt2_as_it_is_published(tmp_path, gpt2_files):
     """Catches a dataset in GPT-2's tokens that does not fit GPT-2 as it is published."""
     gpt2 = create_tokenizer("gpt2")
     transformers.GPT2Config(n_embd=8, n_layer=1, n_head=1).save_pretrained(tmp_path)
-    write_json(tmp_path / "tokenizer.json", gpt2.tokenizer_json)
+    write_json(tmp_path / "tokenizer.json", tokenizer_json(gpt2))
     write_json(tmp_path / "tokenizer_config.json", {"model_max_length": 1024})
     assert same_ids(published.load_tokenizer(tmp_path, 50257), gpt2)

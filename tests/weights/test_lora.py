@@ -22,7 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from engine import checkpoint, lora, prepare
 from engine.published import load_checkpoint, sha256_of_weights
-from engine.tokenizer import create_tokenizer, with_special_tokens
+from engine.tokenizer import create_tokenizer
 from model import GPT
 from tools.evaluate import EvaluateConfig
 from tools.export import ExportConfig, export
@@ -159,7 +159,7 @@ def test_settings_that_are_refused(tune, changes, message):
 
 def test_a_token_that_the_base_has_no_row_for(poem_here):
     """Catches an adapter of a base that has grown, which is not found again, and a traceback."""
-    encoding = with_special_tokens(create_tokenizer("byte"), ["<|endoftext|>"])
+    encoding = create_tokenizer("byte").with_special_tokens(["<|endoftext|>"])
     save("base", tiny(vocab_size=256), encoding=encoding)
     prepare.write_dataset(Path("ends"), [POEM * 9] * 3, "base", "poems")
     with refused("cannot learn the special tokens"):

@@ -1,6 +1,9 @@
-"""Write our models as a published family's: the opposite of what engine/published.py reads."""
+"""Write our models and tokenizers as published ones: the opposite of what engine/ reads."""
+
+import json
 
 from engine.published import ACTIVATIONS, FAMILIES, LLAMA_3, join_name, oriented, split_name
+from engine.tokenizer import BYTE_OF, PATTERN
 
 
 def config_json(kind, ours):
@@ -74,3 +77,79 @@ def to_peft(adapter, matrices, family, query_rows):
         "inference_mode": True,
     }
     return about, tensors
+
+
+# ---- Tokenizers
+
+CHARACTER_OF = {byte: character for character, byte in BYTE_OF.items()}
+
+
+def tokenizer_json(tokenizer):
+    """Return the content of a tokenizer.json that gives the same ids.
+
+    That of a char tokenizer drops the characters that it does not know.
+    """
+    if tokenizer.kind == "published":
+        return json.loads(tokenizer.content["files"]["tokenizer.json"])
+    special = tokenizer.special_tokens
+    tokens = {n: token for n, token in tokenizer.bytes_of.items() if n not in special.values()}
+    flags = dict.fromkeys(["single_word", "lstrip", "rstrip", "normalized"], False)
+    content = {
+        "version": "1.0",
+        "normalizer": None,
+        "pre_tokenizer": None,
+        "post_processor": None,
+        "decoder": {"type": "Fuse"},
+        "added_tokens": [
+            {"id": n, "content": text, "special": True} | flags for text, n in special.items()
+        ],
+    }
+    if tokenizer.kind == "char":
+        vocabulary = {token.decode(): n for n, token in tokens.items()}
+        merges = []
+    else:
+        content |= byte_level(tokenizer.content.get("pattern", PATTERN))
+        vocabulary = {characters_of(token): n for n, token in tokens.items()}
+        merges = merges_of(tokens)
+    # As in tiktoken, a word in the vocabulary is one token.
+    content["model"] = {
+        "type": "BPE",
+        "vocab": vocabulary | special,
+        "merges": merges,
+        "ignore_merges": True,
+    }
+    return content
+
+
+def byte_level(pattern):
+    """Return the parts of a tokenizer.json for a BPE over bytes. pattern: finds the words."""
+    split = {
+        "type": "Split",
+        "pattern": {"Regex": pattern},
+        "behavior": "Isolated",
+        "invert": False,
+    }
+    in_bytes = {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": False,
+        "use_regex": False,
+    }
+    sequence = {"type": "Sequence", "pretokenizers": [split, in_bytes]}
+    return {"pre_tokenizer": sequence, "decoder": in_bytes}
+
+
+def merges_of(tokens):
+    """Return the merges of a BPE, {id: bytes}: as in tiktoken, any two tokens that make a third."""
+    known = {*tokens.values()}
+    return [
+        f"{characters_of(token[:n])} {characters_of(token[n:])}"
+        for _, token in sorted(tokens.items())
+        for n in reversed(range(1, len(token)))
+        if token[:n] in known and token[n:] in known
+    ]
+
+
+def characters_of(token):
+    """Return the bytes of a token as byte-level BPE writes them."""
+    return "".join(CHARACTER_OF[byte] for byte in token)

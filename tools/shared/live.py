@@ -6,9 +6,10 @@ import re
 
 import torch
 
-from engine import tokenizer as tokenizers
 from engine.errors import UserError
+from engine.tokenizer import PATTERN
 from model import GPTConfig
+from tools.shared.hugging_face import tokenizer_json
 
 MOST_PARAMETERS = 5_000_000
 # The fields of a config of which model.js knows every value, and those of which it knows some. Any
@@ -66,24 +67,18 @@ def as_characters(content):
 
 def describe_tokenizer(tokenizer):
     """Its kind, each token's bytes, and how it cuts a text; UserError as in describe_model."""
-    spec = tokenizer.spec()
     pieces = [as_characters(tokenizer.token_bytes(n)) for n in range(tokenizer.vocab_size)]
-    found = {"kind": spec["kind"], "begin": [*tokenizer.begin], "tokens": pieces}
-    content = spec.get("content")
-    if not content:
-        return found
-    found["special"] = {token["content"]: token["id"] for token in content["added_tokens"]}
-    return found | describe_content(content)
-
-
-def describe_content(content):
-    """How a tokenizer.json cuts a text into words, and these into tokens."""
+    found = {"kind": tokenizer.kind, "begin": [*tokenizer.begin], "tokens": pieces}
+    if tokenizer.special_tokens:
+        found["special"] = tokenizer.special_tokens
+    content = tokenizer_json(tokenizer)
     model = content["model"]
-    cuts = content["pre_tokenizer"]
-    if not content["normalizer"]:
-        if model["type"] == "WordLevel" and cuts == {"type": "WhitespaceSplit"}:
-            return {"kind": "words", "unknown": model["vocab"].get(model.get("unk_token"))}
-        for pattern in tokenizers.PATTERN, GPT2_PATTERN:
-            if cuts == tokenizers.byte_level_json({}, {}, pattern)["pre_tokenizer"]:
-                return {"kind": "bpe", "pattern": pattern, "merges": model["merges"]}
+    if tokenizer.kind == "bpe":
+        found |= {"pattern": tokenizer.content["pattern"], "merges": model["merges"]}
+        if found["pattern"] in (PATTERN, GPT2_PATTERN):
+            return found
+    if tokenizer.kind in ("byte", "char"):
+        return found
+    if model["type"] == "WordLevel" and content["pre_tokenizer"] == {"type": "WhitespaceSplit"}:
+        return found | {"kind": "words", "unknown": model["vocab"].get(model.get("unk_token"))}
     raise UserError(f"a live page cannot cut a text as this tokenizer ({model['type']}) does")
