@@ -56,7 +56,7 @@ class Tokenizer:
         self.special_tokens = dict(special_tokens)
         self.chat = chat
         self.bytes_of = {n: text.encode() for text, n in self.special_tokens.items()} | bytes_of
-        self.vocab_size = max(self.bytes_of) + 1
+        self.vocab_size = max(self.bytes_of, default=-1) + 1
         # These ids end a text. The first one also separates documents.
         self.ends = [n for text, n in self.special_tokens.items() if text == END_OF_TEXT]
 

@@ -61,7 +61,8 @@ def export(config):
     end = tokenizer.end_of_text
     begin = (*tokenizer.begin, end)[0]
     end_of_turn = ChatTemplate(tokenizer).end_of_turn() if tokenizer.chat else None
-    ends = [end, end_of_turn] if end_of_turn not in (None, end) else end
+    ends = [token for token in dict.fromkeys([end, end_of_turn]) if token is not None]
+    ends = ends if len(ends) > 1 else (*ends, None)[0]  # one is written without a list
     about |= {"bos_token_id": begin, "eos_token_id": ends, "pad_token_id": None}
     about["torch_dtype"] = config.dtype
     files = {"config.json": about} | tokenizer_files(tokenizer, begin, end, end_of_turn)

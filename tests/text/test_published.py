@@ -275,7 +275,7 @@ def test_all_ids_end_a_text(file, folder):
     ours = tokenizer_from_folder(folder)
     again = tokenizer_from_spec(ours.spec())
     for token, name in (ours.encode("H")[0], ours), (ours.encode("i")[0], again):
-        text = Text(name)
+        text = Text(name, None, 99)
         text.add(int(ours.encode("b")[0]))
         text.add(int(token))
         assert (text.text, text.ended) == ("b", "end_of_text")
