@@ -13,14 +13,19 @@ from engine.errors import UserError
 def pick_device(name):
     """Return the torch.device of a name; auto: the best of cuda, mps and cpu.
 
-    UserError for a device that PyTorch does not find.
+    Under torchrun, cuda is the GPU of this process. UserError for a device that PyTorch lacks.
     """
     known = ["mps", "cpu"] if torch.backends.mps.is_available() else ["cpu"]
     if torch.cuda.is_available():
         known = ["cuda", *known, *(f"cuda:{n}" for n in range(torch.cuda.device_count()))]
-    if name not in ["auto", *known]:
-        raise UserError(f"device={name} is not available: choose auto, {', '.join(known)}")
-    return torch.device(known[0] if name == "auto" else name)
+    chosen = known[0] if name == "auto" else name
+    if chosen == "cuda" and "LOCAL_RANK" in os.environ:
+        chosen = f"cuda:{os.environ['LOCAL_RANK']}"
+    if chosen not in known:
+        raise UserError(f"device={chosen} is not available: choose auto, {', '.join(known)}")
+    if chosen.startswith("cuda:"):
+        torch.cuda.set_device(chosen)
+    return torch.device(chosen)
 
 
 def set_threads(before):

@@ -22,7 +22,6 @@ from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
 from engine.errors import UserError
-from engine.machine import pick_device
 
 
 def rank():
@@ -58,18 +57,6 @@ def leave():
     """Leave the process group. Its users are collected first, so that gloo's threads end first."""
     gc.collect()
     dist.destroy_process_group()
-
-
-def own_device(name):
-    """Return the device of this process: the one of that name, or with several processes its GPU.
-
-    UserError if there is no such device.
-    """
-    device = pick_device(name)
-    if world_size() > 1 and device.type == "cuda":
-        device = pick_device(f"cuda:{os.environ['LOCAL_RANK']}")
-        torch.cuda.set_device(device)
-    return device
 
 
 # ---- What all processes know
@@ -117,17 +104,6 @@ def agree(signals):
     if number and not signals:
         signals.append(number)
     return number
-
-
-def share_of(count):
-    """Return the range of this process among count micro-batches; UserError if shares differ."""
-    each, rest = divmod(count, world_size())
-    if rest:
-        raise UserError(
-            f"gradient_accumulation_steps={count} cannot be shared by {world_size()} processes: "
-            "choose a multiple"
-        )
-    return range(rank() * each, (rank() + 1) * each)
 
 
 # ---- A model of several processes

@@ -13,8 +13,8 @@ from conftest import (
     run_ranks,
 )
 
+from engine.machine import pick_device
 from engine.optimizer import Muon
-from engine.parallel import own_device
 
 
 def script(folder, content):
@@ -31,10 +31,10 @@ def test_each_process_has_its_own_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     for name, value in dict(WORLD_SIZE="4", RANK="3", LOCAL_RANK="1").items():
         monkeypatch.setenv(name, value)
-    assert own_device("cuda") == torch.device("cuda:1")
+    assert pick_device("cuda") == torch.device("cuda:1")
     monkeypatch.setenv("LOCAL_RANK", "2")
     with refused("cuda:2 is not available"):
-        own_device("cuda")
+        pick_device("cuda")
 
 
 MUON = """
