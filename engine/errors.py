@@ -14,7 +14,7 @@ class UserError(ValueError):
 
 @contextlib.contextmanager
 def one_line_errors():
-    """Around a script: what a user can fix is one line and exit code 2.
+    """Context of a script: print an error that a user can fix as one line, and exit with code 2.
 
     `python -X dev SCRIPT` shows where it was raised.
     """
@@ -44,7 +44,7 @@ def one_line_message(error):
     # PyTorch's errors are RuntimeErrors, most of which are mistakes in the code.
     full = isinstance(error, RuntimeError) and re.search("out of memory|CPUAllocator", text)
     if full or isinstance(error, MemoryError):
-        return "the device has not enough memory: try a smaller batch_size or model"
+        return "the device is out of memory: try a smaller batch_size or model"
     if isinstance(error, RuntimeError) and re.search("Connection (closed|reset|refused)", text):
         return "another process has ended, or can't be reached: see its message"
     if isinstance(error, OSError):
@@ -59,7 +59,7 @@ def one_line_message(error):
 
 @contextlib.contextmanager
 def library_errors(what, remedy=""):
-    """Around a call of a library on what users give it: its errors, of any type, are UserErrors."""
+    """Context of a library's call on user input: turn errors of any type into a UserError."""
     try:
         yield
     except (KeyboardInterrupt, GeneratorExit):

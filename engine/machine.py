@@ -29,9 +29,9 @@ def pick_device(name):
 
 
 def set_threads(before):
-    """Compute with as many threads as the run that is resumed, if there are so many.
+    """Use as many threads as the run that is resumed, or fewer if this machine has fewer.
 
-    Another number may round otherwise. OMP_NUM_THREADS, if it is set, stays.
+    A different number may round differently. OMP_NUM_THREADS takes precedence.
     """
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(min(before, torch.get_num_threads()))
@@ -101,10 +101,10 @@ def mixed_precision(device, dtype):
     return autocast, torch.amp.GradScaler(device.type, enabled=dtype == "float16")
 
 
-# When torch.compile pays. On an H200 it took 28 s for 12 layers, of training or of decoding: 2.3 s
-# a layer. It can save the time in which Python launches kernels: 15 ms of a training step of 6
-# layers that is not compiled, 2.5 ms a layer, so that 1,000 passes would make up for it. A token
-# has about a third of the kernels. Both numbers are doubled, since not all of that is saved.
+# When torch.compile pays. On an H200, compiling took 28 s for 12 layers, in training and in
+# decoding: 2.3 s per layer. It saves the time in which Python launches kernels, about 2.5 ms per
+# layer and training step, so it pays after about 1,000 passes. Decoding a token launches about a
+# third as many kernels. Both numbers are doubled, since not all of that time is saved.
 PASSES_WORTH_COMPILING = 2_000
 TOKENS_WORTH_COMPILING = 6_000
 

@@ -232,12 +232,12 @@ def scatter(tensors, values):
 
 
 def matrix_owners(params):
-    """Yield lists of (p, target, gradient) that this process updates, by adding to target.
+    """Yield lists of (p, target, gradient). The caller adds its update to each target.
 
-    Once the next one is asked for, all processes have all updates. The matrices are dealt out by
-    size, so that each process has as much to do. In one process, and with ddp, a matrix is its own
-    target, and all are in one list. With fsdp its owner gets all rows of the gradient, and sends
-    the update to the others: one matrix at a time, since it is whole. All processes.
+    When the caller asks for the next list, the updates of the last one are sent to all processes.
+    Matrices are distributed by size to balance the work. In one process, and with ddp, a matrix is
+    its own target, and all are in one list. With fsdp the owner of a matrix gets all rows of its
+    gradient and sends the update to the others, one matrix at a time. All processes.
     """
     if world_size() == 1:
         yield [(p, p, p.grad) for p in params]
@@ -265,11 +265,11 @@ def matrix_owners(params):
 
 @contextlib.contextmanager
 def noted_signals():
-    """Within, Ctrl-C, SIGTERM and SIGHUP are noted in the list that this gives.
+    """Record Ctrl-C, SIGTERM and SIGHUP in the list that this gives, instead of stopping.
 
-    The run then ends by itself: it finishes the step and saves, so that a preempted job loses
-    nothing (Slurm sends SIGTERM before it kills: `#SBATCH --signal=TERM@120`). Ctrl-C a second time
-    ends at once, but under torchrun, which repeats it.
+    The run finishes its step, saves and stops, so that a preempted job loses nothing (Slurm can
+    send SIGTERM before it kills: `#SBATCH --signal=TERM@120`). A second Ctrl-C stops at once,
+    except under torchrun, which sends the signal twice.
     """
     noted = []
 

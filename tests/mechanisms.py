@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from attention import ATTENTION, FEATURE, NORMALIZE, SCORE
-from engine.optimizer import clip_gradients, parts_of_step
+from engine.optimizer import clip_gradients, loss_divisors
 from masks import (
     VISIBLE,
     after_padding,
@@ -151,7 +151,7 @@ def cases(draw):
 def training_step(net, batches, optimizer, grad_clip=0.0, autocast=None, scaler=None):
     """Update a model as train.py does, from micro-batches (x, y, position_ids); return the loss."""
     scaler = scaler or torch.amp.GradScaler("cpu", enabled=False)
-    parts = parts_of_step([y for _, y, _ in batches])
+    parts = loss_divisors([y for _, y, _ in batches])
     losses = []
     for (x, y, position_ids), part in zip(batches, parts):
         with autocast or contextlib.nullcontext():

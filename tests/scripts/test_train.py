@@ -354,7 +354,7 @@ def test_which_checkpoint_to_fine_tune():
     assert same_weights("a/step_000005", "out")
     with refused("there is no checkpoint step_5"):
         fit(**tune, checkpoint="step_5")
-    with refused("checkpoint=best is read only with --init_from"):
+    with refused("checkpoint=best has no effect without --init_from"):
         settings(["--checkpoint=best"])
 
 
@@ -443,7 +443,7 @@ REFUSED = {
     "--init_from=gpt2 --datset=x": "did you mean dataset",
     "--dataset=nothing": "dataset 'nothing' has no train.bin",
     "--dataset=poem --vocab_size=3": "vocab_size=3",
-    "--dataset=poem --base=poem": "base=poem is read only with --init_from=resume",
+    "--dataset=poem --base=poem": "base=poem has no effect without --init_from=resume",
     f"--seed={2**32}": "seed=4294967296 must be at most 4,294,967,295",
     "--beta2=1": "beta2=1.0 must be at most 0.999999",
 }

@@ -142,7 +142,7 @@ def test_merged_and_exported(tmp_path, monkeypatch, shape):
         (dict(lora_targets="c_attn,lm_head"), "'lm_head' is unknown; choose from c_attn, c_proj"),
         (dict(lora_targets=""), "choose from c_attn, c_proj, c_fc"),
         (dict(lora_alpha=float("nan")), "lora_alpha=nan must be at least 0"),
-        (dict(lora_rank=0, lora_alpha=3.0), "lora_alpha=3.0 is read only with --lora_rank"),
+        (dict(lora_rank=0, lora_alpha=3.0), "lora_alpha=3.0 has no effect without --lora_rank"),
         (dict(init_from="scratch"), "lora_rank=4 fine-tunes a model: give its folder"),
         (dict(out_dir="base"), "holds the base, .*base/step_000002: give another folder"),
         (dict(init_from="adapter"), "is a LoRA adapter, which can.t have another one: merge it"),
