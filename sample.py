@@ -97,9 +97,8 @@ class SampleConfig(Sampling):
 def sample(config):
     """Generate texts and print them. UserError for a checkpoint or a prompt that cannot be used."""
     # Load
-    folder = published.folder_in(config)
-    model = GPT.from_pretrained(folder, base=config.base).to(pick_device(config.device))
-    tokenizer = published.load_tokenizer(folder, model.config.vocab_size)
+    _, model, tokenizer = published.load(GPT, config)
+    model.to(pick_device(config.device))
     dtype = decoding_dtype(model) if config.dtype == "auto" else config.dtype
     model = prepare_for_inference(model, getattr(torch, dtype), config.quantize)
     if config.interactive:

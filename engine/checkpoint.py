@@ -49,7 +49,7 @@ def save_checkpoint(out_dir, step, model, trainer_state, **about):
     metrics.jsonl. UserError if it cannot be written, for example because the disk is full. All
     processes; the first one writes.
     """
-    folder = folder_of(out_dir, step)
+    folder = Path(out_dir) / f"step_{step:06d}"
     adapter = model.lora and asdict(model.lora)
     config = {"step": step, "model": asdict(model.config), "lora": adapter}
     config |= {"training": {}, "data": None, "record": {}} | about
@@ -96,11 +96,6 @@ def write_safetensors(path, tensors):
 # ---- Finding
 
 
-def folder_of(out_dir, step):
-    """Return the folder of the checkpoint of a step."""
-    return Path(out_dir) / f"step_{step:06d}"
-
-
 def read_metrics(path):
     """Return the lines of a metrics.jsonl as a dict, step -> dict.
 
@@ -121,10 +116,11 @@ def read_metrics(path):
 
 def best_checkpoint(out_dir):
     """Return the folder with the lowest validation loss in metrics.jsonl, or None."""
+    records = read_metrics(Path(out_dir) / "metrics.jsonl")
     losses = {}
-    for step, record in read_metrics(Path(out_dir) / "metrics.jsonl").items():
-        folder = folder_of(out_dir, step)
-        if "val_loss" in record and folder.is_dir():
+    for folder in list_checkpoints(out_dir):
+        record = records.get(step_of(folder), {})
+        if "val_loss" in record:
             losses[folder] = record["val_loss"]
     return min(losses, key=losses.get, default=None)
 

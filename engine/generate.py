@@ -311,25 +311,16 @@ class Text:
     def unshown(self):
         """Return what can be shown now and has not been, beginning with the prompt.
 
-        What may be the beginning of a stop string is held back.
+        The end of the text is held back while it may be the beginning of a stop string.
         """
         whole = self.prompt + self.text
         until = len(whole)
         if not self.ended:
-            until -= max((held_back(self.text, s) for s in self.stop), default=0)
+            beginnings = [s[:n] for s in self.stop for n in range(len(s))]
+            until -= max((len(s) for s in beginnings if self.text.endswith(s)), default=0)
         piece = whole[self.shown : until]
         self.shown = until
         return piece
-
-    def to_json(self):
-        """Return the text as one line of JSON."""
-        names = "prompt", "text", "ended", "tokens", "logprobs"
-        return json.dumps({name: getattr(self, name) for name in names})
-
-
-def held_back(text, stop):
-    """Return how many characters at the end of text may be the beginning of a stop string."""
-    return max(n for n in range(len(stop)) if text.endswith(stop[:n]))
 
 
 class Printer:
@@ -352,7 +343,8 @@ class Printer:
                 break
             del self.texts[0]
             if self.as_json:
-                new += text.to_json() + "\n"
+                names = "prompt", "text", "ended", "tokens", "logprobs"
+                new += json.dumps({name: getattr(text, name) for name in names}) + "\n"
             else:
                 new += "\n---------------\n" if self.texts else "\n"
         print(escape_control_characters(new), end="", flush=True)
