@@ -325,7 +325,9 @@ def tiled(q, k, v, visible=causal, score=scaled_dot, normalize=softmax):
 
 
 def row_of_tiles(q, k, v, visible, i, j):
-    """What the queries at positions i take from the keys at j, one tile after another.
+    """Return the attention of queries at positions i (rows, 1) to keys at positions j (1, Tk).
+
+    It visits one tile of keys after another, and skips those in which no query sees a key.
 
     Each query keeps its largest score so far and the sum of the exponentials relative to it, and
     rescales both when a larger score appears.
@@ -338,7 +340,11 @@ def row_of_tiles(q, k, v, visible, i, j):
         y = total[..., :0] @ v[..., :0, :].to(dtype)  # (B, G, H/G, rows, Dv)
         # Finite, since -inf - -inf would be NaN.
         largest = torch.full_like(total, torch.finfo(dtype).min)
-        for columns, mask in visible_tiles(visible, i, j, len(q)):
+        for b in range(0, j.shape[1], TILE):
+            columns = slice(b, b + TILE)
+            mask = mask_of(visible, i, j[:, columns], len(q))  # (1 or B, rows, columns)
+            if not mask.any():
+                continue
             scores = scaled_dot(q, k[..., columns, :].to(dtype))  # (B, G, H/G, rows, columns)
             bias = bias_of(visible, i, j[:, columns], q.flatten(1, 2))
             if bias is not None:
@@ -352,18 +358,6 @@ def row_of_tiles(q, k, v, visible, i, j):
             y = y * shrink + weights @ v[..., columns, :].to(dtype)
             largest = new
         return (y / total.masked_fill(total == 0, 1.0)).to(v.dtype)  # 0: it sees nothing
-
-
-def visible_tiles(visible, i, j, B):
-    """Yield a slice of the keys, and its mask, for each tile in which a query at i sees something.
-
-    i (rows, 1), j (1, Tk); mask (1 or B, rows, columns).
-    """
-    for b in range(0, j.shape[1], TILE):
-        columns = slice(b, b + TILE)
-        mask = mask_of(visible, i, j[:, columns], B)
-        if mask.any():
-            yield columns, mask
 
 
 def fused(q, k, v, visible=causal, score=scaled_dot, normalize=softmax):
@@ -515,8 +509,7 @@ class KVCache:
 
     def select(self, rows):
         """A cache of these rows (N,) of the batch, to continue one prompt in several ways."""
-        other = KVCache(len(rows), *self.shape[1:])
-        other.length = self.length
+        other = copy.copy(self)
         if self.padding is not None:
             other.padding = self.padding[rows]
         other.k = self.k[rows]
@@ -608,18 +601,6 @@ def check_mechanism(attention, score, normalize, window, visible):
         )
 
 
-def layer_predicate(seen, window, n_head):
-    """A predicate, limited to a window, if any; ValueError for a bias of other heads."""
-    bias_of(seen, *positions(1, 1), torch.empty(1, n_head, 1, 1))
-    if isinstance(seen, nn.Module):
-        return both(seen, sliding_window(window) if window else causal)
-    if not window:
-        return seen
-    if seen is full:
-        return two_sided(window)
-    return sliding_window(window) if seen is causal else both(seen, sliding_window(window))
-
-
 class SelfAttention(nn.Module):
     """(B, T, n_embd) -> (B, T, n_embd): n_head query heads over n_kv_head key/value heads.
 
@@ -656,23 +637,27 @@ class SelfAttention(nn.Module):
         super().__init__()
         check_mechanism(attention, score, normalize, window, visible)
         self.n_head = n_head
-        self.n_kv_head = n_kv_head or n_head
-        self.head_size = head_size or n_embd // n_head
-        self.value_size = value_size or self.head_size
-        self.mask = predicate(visible)  # a module, if its bias is learned
-        self.visible = layer_predicate(self.mask, window, n_head)
+        self.n_kv_head = G = n_kv_head or n_head
+        self.head_size = D = head_size or n_embd // n_head
+        self.value_size = Dv = value_size or D
+        self.mask = seen = predicate(visible)  # a module, if its bias is learned
+        bias_of(seen, *positions(1, 1), torch.empty(1, n_head, 1, 1))  # refuses another n_head
+        if window and seen in (causal, full):
+            seen = {causal: sliding_window, full: two_sided}[seen](window)
+        elif window or isinstance(seen, nn.Module):  # `both` keeps the module out of self.visible
+            seen = both(seen, sliding_window(window) if window else causal)
+        self.visible = seen
 
-        H, G, D, Dv = n_head, self.n_kv_head, self.head_size, self.value_size
-        widths = [H * D, G * D, G * Dv]
+        widths = [n_head * D, G * D, G * Dv]
         self.c_attn = nn.Linear(n_embd, sum(widths), bias=bias or qkv_bias)
         self.c_attn.parts = widths  # three matrices on top of each other: see Muon
-        self.c_proj = nn.Linear(H * Dv, n_embd, bias=bias)
+        self.c_proj = nn.Linear(n_head * Dv, n_embd, bias=bias)
         self.dropout = nn.Dropout(dropout)
         self.qk_norm = qk_norm
 
         self.attention = ATTENTION.get(attention)
-        self.feature = None if self.attention else FEATURE[attention](self.head_size)
-        self.score = SCORE[score](self.head_size)
+        self.feature = None if self.attention else FEATURE[attention](D)
+        self.score = SCORE[score](D)
         self.normalize = NORMALIZE[normalize]
 
     def forward(self, x, rope=None, cache=None):

@@ -51,8 +51,9 @@ class Int8(nn.Module):
 
     def __init__(self, linear):
         super().__init__()
-        weight, scale = round_to_int8(linear.weight)
-        self.register_buffer("weight", weight)
+        scale = linear.weight.float().abs().amax(dim=1).clamp_min(1e-30) / 127  # (outputs,)
+        weight = (linear.weight / scale[:, None]).round()
+        self.register_buffer("weight", weight.to(torch.int8))
         self.register_buffer("scale", scale)
         self.bias = linear.bias
 
@@ -68,12 +69,6 @@ class Int8(nn.Module):
         if self.bias is not None:
             y = y + self.bias.float()
         return y.to(x.dtype).unflatten(0, x.shape[:-1])
-
-
-def round_to_int8(weight):
-    """Return weight (outputs, inputs) as int8, and its scales (outputs,)."""
-    scale = weight.float().abs().amax(dim=1).clamp_min(1e-30) / 127
-    return (weight / scale[:, None]).round().to(torch.int8), scale
 
 
 def decoding_dtype(model):

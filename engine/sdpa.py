@@ -21,26 +21,44 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 # --------------------------------------------------------------------------------------------------
 # The choice
 
+NOT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+
 
 def attend(q, k, v, mask=None, causal=False):
-    """F.scaled_dot_product_attention with shared heads, by the best kernel of the device."""
-    if q.shape[2] == 1 and q.is_cuda and is_compiling() and mask is not None:
-        return one_query_compiled(q, k, v, mask)
+    """F.scaled_dot_product_attention with shared heads, by the best kernel of the device.
+
+    On a GPU this is FlashAttention, or else the memory-efficient kernel, which shares no heads.
+    PyTorch's slow path, which computes all scores, remains for float64, for bfloat16 before Ampere,
+    and for a mask and heads of a size that is no multiple of 8.
+    """
     if q.is_cuda:
-        return attend_on_gpu(q, k, v, mask, causal)
-    return F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, enable_gqa=True)
+        if q.shape[2] == 1 and is_compiling() and mask is not None:
+            return one_query_compiled(q, k, v, mask)
+        if mask is not None or not has_flash(q, v):
+            k, v = repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1])
+    # cuDNN's kernel, PyTorch's first choice from Hopper on, is planned again for each shape. So
+    # only training may use it, because its shape doesn't change.
+    is_training = causal and torch.is_grad_enabled()
+    with sdpa_kernel(NOT_CUDNN) if q.is_cuda and not is_training else nullcontext():
+        return F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, enable_gqa=True)
 
 
 def has_flash(q, v):
-    """True if FlashAttention takes q and v.
+    """Return whether FlashAttention takes q and v, which are on a GPU.
 
     It needs a GPU of compute capability 8.0 or above, half precision, heads of a multiple of 8 that
     fit any GPU's memory in the backward pass, and values as wide as keys.
     """
     D = q.shape[-1]
-    if not q.is_cuda or q.itemsize != 2 or D % 8 or D > 192 or D != v.shape[-1]:
+    if q.itemsize != 2 or D % 8 or D > 192 or D != v.shape[-1]:
         return False
     return torch.cuda.get_device_capability(q.device) >= (8, 0)
+
+
+def repeat_heads(x, H):
+    """Return keys or values (·, G, ...) with each head repeated for the H / G queries it serves."""
+    G = x.shape[1]
+    return x.repeat_interleave(H // G, dim=1) if H > G else x
 
 
 # --------------------------------------------------------------------------------------------------
@@ -73,30 +91,7 @@ def one_query_compiled(q, k, v, mask):
 
 
 # --------------------------------------------------------------------------------------------------
-# GPU
-
-NOT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-
-
-def attend_on_gpu(q, k, v, mask, causal):
-    """Attention by FlashAttention, or else by the memory-efficient kernel, which shares no heads.
-
-    PyTorch's slow path, which computes all scores, remains for float64, for bfloat16 before Ampere,
-    and for a mask and heads of a size that is no multiple of 8.
-    """
-    if mask is not None or not has_flash(q, v):
-        k, v = repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1])
-    # cuDNN's kernel, PyTorch's first choice from Hopper on, is planned anew for each shape. So it
-    # may only do training, whose shape does not change.
-    is_training = causal and torch.is_grad_enabled()
-    with nullcontext() if is_training else sdpa_kernel(NOT_CUDNN):
-        return F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, enable_gqa=True)
-
-
-def repeat_heads(x, H):
-    """Keys or values (·, G, ...) with each head repeated for the H / G queries that share it."""
-    G = x.shape[1]
-    return x.repeat_interleave(H // G, dim=1) if H > G else x
+# Windows by FlashAttention: on a GPU
 
 
 def flash_window(q, k, v, window):
