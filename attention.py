@@ -19,8 +19,8 @@ Shapes, everywhere:
     q (B, H, Tq, D)   k (B, G, Tk, D)   v (B, G, Tk, Dv)   y (B, H, Tq, Dv)
 
 One invariant makes training, prefill, chunked prefill and decoding a single case: the Tq queries
-are the last Tq of the Tk positions. Query row a stands at position Tk - Tq + a, so no path ever
-receives a position, and a path needs no code for the cache, which only makes Tk larger than Tq.
+are the last Tq of the Tk positions. Query row a is at position Tk - Tq + a, so no path ever
+receives a position, and no path needs code for the cache, which only makes Tk larger than Tq.
 
 Attention weights have no dropout, because it would make the paths unequal: dropout acts on the
 residual stream only.
@@ -71,11 +71,11 @@ from variants.performer import positive_random_features
 def rope_table(T, D, base=10000.0, stretch=1.0, trained=8192):
     """Angles of rotary position embedding (Su et al. 2021, arXiv:2104.09864).
 
-    Pair p of the D features turns by pos * base^(-2p/D) radians. stretch > 1 reads texts that much
-    longer than the `trained` positions: pairs that turn less than once within them turn slower by
-    that factor, those that turn four times or more as ever, and those between by a blend (Llama
-    3.1, arXiv:2407.21783). Returns cos and sin, each (T, D//2), in float64; round them to float32
-    once, after that and not before.
+    Pair p of the D features turns by pos * base^(-2p/D) radians. With stretch > 1 a model reads
+    sequences that many times longer than the `trained` positions (Llama 3.1, arXiv:2407.21783):
+    pairs that turn less than once within `trained` turn slower by that factor, pairs that turn four
+    times or more don't change, and the pairs between them get a blend of both. Returns cos and sin,
+    each (T, D//2), in float64; round them to float32 once, after that and not before.
     """
     frequency = base ** (-torch.arange(D // 2, dtype=torch.float64) * 2 / D)
     turns = trained * frequency / (2 * math.pi)
@@ -375,7 +375,7 @@ def fused(q, k, v, visible=causal, score=scaled_dot, normalize=softmax):
     # The kernel's own causal mask is aligned to the top left: right only when Tq == Tk.
     is_causal = visible is causal and Tq == Tk
 
-    # Many queries with a window: each has keys of its own that are out of reach.
+    # Many queries with a window: other keys are out of reach for each of them.
     if Tq > 1 and not is_causal and not hasattr(visible, "bias"):
         if exact and q.is_cuda and sdpa.has_flash(q, v):
             return sdpa.flash_window(q, k, v, window)
@@ -476,7 +476,7 @@ class KVCache:
     and select, its `len`, and `at`, `k` and `v` for a compiled step.
 
     append(k, v) with k (B, G, T, D) and v (B, G, T, Dv) writes them after what is there and returns
-    all of it as views (B, G, len, ...): the k and v that a path takes beside the T new queries. The
+    all of it as views (B, G, len, ...): the k and v that a path takes with the T new queries. The
     memory is allocated once. Rotate before caching.
 
     It also knows what a decoding step must know about its batch: `padding` (B,), given to reset,
@@ -528,9 +528,9 @@ class KVCache:
         return (columns - self.padding[:, None]).clamp_min(0)
 
     def visible(self, predicate):
-        """predicate for what append returns.
+        """Return the predicate for what append returns.
 
-        Padding is hidden, and in a compiled step the query stands at `at`.
+        Padding is hidden, and in a compiled step the query is at position `at`.
         """
         if self.padding is not None:
             predicate = after_padding(predicate, self.padding)
@@ -681,7 +681,7 @@ class SelfAttention(nn.Module):
         return q, k, v.unflatten(2, (G, Dv)).transpose(1, 2)
 
     def attend(self, x, rope, cache):
-        """The heads' outputs beside each other, (B, T, H * Dv), before they are projected."""
+        """Return the heads' outputs, concatenated (B, T, H * Dv), before they are projected."""
         q, k, v = self.heads(x, rope)
         if self.feature:
             y = linear(q, k, v, self.feature, cache)
@@ -694,7 +694,7 @@ class SelfAttention(nn.Module):
         return y.transpose(1, 2).flatten(2)  # (B, T, H * Dv)
 
     def flops(self, T):
-        """Floating-point operations of training on one token of T, beside the matrices' own."""
+        """Return the operations of training on one token of T, without those of the weights."""
         if self.feature:
             keys = self.feature(torch.zeros(1, self.head_size)).shape[1]
         else:

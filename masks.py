@@ -1,4 +1,4 @@
-"""Chapter one: who may look. attention.py re-exports these masks; one of your own need not be.
+"""Chapter one: who may look. attention.py re-exports these masks, but needn't re-export yours.
 
 A mask is a predicate: visible(i, j) says whether the query at position i may see the key at
 position j. i and j are integer tensors that broadcast against each other; the result is a bool
@@ -89,7 +89,7 @@ def strided(S):
 
 
 def chunks(S):
-    """The past within chunks of S positions, as if each were a text of its own."""
+    """The past within chunks of S positions, as if each chunk were a separate sequence."""
     if S < 1:
         raise ValueError(f"chunks(S={S}): a chunk has at least 1 position")
 

@@ -208,7 +208,7 @@ def newest_valid(out_dir, which="latest"):
 def load_config(folder):
     """Return config.json as a dict: step, model, training, tokenizer, record, data, lora.
 
-    data is None if it is not known, and lora for a model that is no adapter.
+    data is None if it isn't known, and lora is None if the model isn't an adapter.
     """
     return read_json(verified_file(folder, "config.json"))
 
@@ -254,11 +254,11 @@ def load_trainer(folder):
 
 
 def start_run(out_dir, last):
-    """Prepare out_dir for a run that goes on after step `last`; -1: for a new run.
+    """Prepare out_dir for a run that continues after step `last`; -1: for a new run.
 
-    What is later belongs to an earlier run, and moves to out_dir/previous-N, with a copy of its
-    metrics: nothing is mixed, and nothing destroyed. Call it when there is something to write, so
-    that a run which fails at once leaves the earlier one where it is.
+    Later checkpoints belong to an earlier run. They move to out_dir/previous-N, with a copy of its
+    metrics, so that nothing is mixed or destroyed. Call this when there is something to write: a
+    run that fails at once then leaves the earlier one where it is.
     """
     out_dir.mkdir(parents=True, exist_ok=True)
     for unfinished in out_dir.glob("*.partial"):  # of processes that were killed

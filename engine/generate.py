@@ -148,8 +148,8 @@ class Session:
 def decode_and_sample(model, token, cache, *inputs):
     """Read one more token (B, 1).
 
-    Returns ids (B,) sampled from what follows it, and its logits (B, V). inputs: those of
-    sample_next_token beside the logits.
+    Returns ids (B,) sampled from what follows it, and its logits (B, V). inputs: the arguments of
+    sample_next_token after the logits.
     """
     logits = decode_one_token(model, token, cache)[:, -1]
     return sample_next_token(logits, *inputs), logits

@@ -66,7 +66,7 @@ def repeat_heads(x, H):
 
 
 def one_query_compiled(q, k, v, mask):
-    """Attention of q (B, H, 1, D), as sums that torch.compile makes three kernels of.
+    """Return attention of q (B, H, 1, D), as sums that torch.compile turns into three kernels.
 
     They divide the keys among all of a GPU's multiprocessors. A fused kernel gives one of them all
     keys of a head, and so leaves most of the GPU idle in a small batch. Half precision is computed
@@ -95,7 +95,7 @@ def one_query_compiled(q, k, v, mask):
 
 
 def flash_window(q, k, v, window):
-    """The last `window` keys by FlashAttention, which skips all others."""
+    """Return attention to the last `window` keys by FlashAttention, which skips all others."""
     from torch.nn.attention.varlen import varlen_attn  # takes a second
 
     B, H, Tq, _ = q.shape
@@ -118,7 +118,7 @@ BLOCK = 64  # queries in a block: with more, more keys are out of reach; with fe
 
 
 def windowed(q, k, v, seen, window, n_global):
-    """Attention to the last `window` keys and the first `n_global`: (B, H, Tq, D)."""
+    """Return attention to the last `window` keys and the first `n_global`: (B, H, Tq, D)."""
     B, _, Tq, _ = q.shape
     Tk = k.shape[2]
     device = q.device
@@ -138,7 +138,7 @@ def windowed(q, k, v, seen, window, n_global):
     mask = mask.expand(B, -1, -1, -1).flatten(0, 1)[:, None]  # (B * N, 1, S, K)
 
     def within_reach(x):
-        """Keys or values of each block, (B, G, N, K, D); zeros stand for positions before 0."""
+        """Return keys or values of each block, (B, G, N, K, D); zeros for positions before 0."""
         near = last_positions(x, before + N * S)
         near = near.unfold(2, before + S, S).mT  # overlapping views
         if not n_global:
@@ -156,7 +156,7 @@ def windowed(q, k, v, seen, window, n_global):
 
 
 def last_positions(x, length):
-    """The last positions of x (B, heads, T, D), with zeros in front if it has fewer."""
+    """Return the last positions of x (B, heads, T, D), with zeros in front if it has fewer."""
     missing = length - x.shape[2]
     if missing > 0:
         return F.pad(x, (0, 0, missing, 0))
