@@ -205,7 +205,6 @@ def converse(model, tokenizer, config):
                 text = answer(asked, model, template, config)
             else:  # the model continues everything said so far
                 said = [message["content"] for message in asked]
-                encode_prompt(tokenizer, said[-1], math.inf, "what you typed")  # names it alone
                 ids = encode_prompt(tokenizer, "".join(said), math.inf, "what you typed")
                 text = Text(tokenizer, ids, config.max_new_tokens, config.seed, config.stop)
         except UserError as error:
@@ -230,9 +229,9 @@ def answer(messages, model, template, config):
     if len(ids) >= context:
         raise UserError(f"the message has {len(ids)} tokens; the model reads {context}")
     most = min(config.max_new_tokens, context - len(ids))
-    text = Text(template.tokenizer, torch.tensor(ids), most, config.seed, config.stop)
-    text.end_token = template.end_of_turn()
-    return text
+    end = template.end_of_turn()
+    ids = torch.tensor(ids)
+    return Text(template.tokenizer, ids, most, config.seed, config.stop, end_token=end)
 
 
 def typed_lines():

@@ -6,6 +6,7 @@ weight for ten rows costs little more than for one.
 """
 
 import codecs
+import functools
 import json
 import sys
 import time
@@ -125,7 +126,7 @@ class Session:
         # Its size does not depend on the texts: a step is compiled once.
         size = len(unique), min(self.model.config.block_size, self.ids.shape[1])
         if self.compiled:
-            cache = self.compiled.empty_cache(self.model, *size)
+            cache = self.compiled.new_cache(self.model, *size)
         else:
             cache = self.model.new_cache(*size)
         for layer in cache:
@@ -186,23 +187,15 @@ class CompiledStep:
     """
 
     def __init__(self, function=None):
-        self.cache = None
-        self.size = None  # of the cache
+        # A session takes over the last cache if it has the same size. Otherwise the old memory is
+        # freed before the first append to the new cache, which allocates its memory.
+        self.new_cache = functools.lru_cache(maxsize=1)(lambda model, *size: model.new_cache(*size))
         # With this tuning the compiler generates products of a single row itself, if they have no
         # bias, and reads int8 weights in them directly.
         options = {"triton.cudagraphs": True, "coordinate_descent_tuning": True}
         self.function = function or torch.compile(
             decode_and_sample, fullgraph=True, options=options
         )
-
-    def empty_cache(self, model, batch_size, max_len):
-        """Return the last cache if it has this size, else a new one."""
-        size = (batch_size, max_len)
-        if size != self.size:
-            self.cache = None  # never two in memory
-            self.cache = model.new_cache(*size)
-            self.size = size
-        return self.cache
 
     @torch.inference_mode()
     def __call__(self, session, sampling, u, text, vocab_size):
