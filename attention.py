@@ -19,8 +19,8 @@ Shapes, everywhere:
     q (B, H, Tq, D)   k (B, G, Tk, D)   v (B, G, Tk, Dv)   y (B, H, Tq, Dv)
 
 One invariant makes training, prefill, chunked prefill and decoding a single case: the Tq queries
-are the last Tq of the Tk positions. Query row a stands at position Tk - Tq + a, so no path ever
-receives a position, and a path needs no code for the cache, which only makes Tk larger than Tq.
+are the last Tq of the Tk positions. Query row a is at position Tk - Tq + a, so no path ever
+receives a position, and no path needs code for the cache, which only makes Tk larger than Tq.
 
 Attention weights have no dropout, because it would make the paths unequal: dropout acts on the
 residual stream only.
@@ -71,11 +71,11 @@ from variants.performer import positive_random_features
 def rope_table(T, D, base=10000.0, stretch=1.0, trained=8192):
     """Angles of rotary position embedding (Su et al. 2021, arXiv:2104.09864).
 
-    Pair p of the D features turns by pos * base^(-2p/D) radians. stretch > 1 reads texts that much
-    longer than the `trained` positions: pairs that turn less than once within them turn slower by
-    that factor, those that turn four times or more as ever, and those between by a blend (Llama
-    3.1, arXiv:2407.21783). Returns cos and sin, each (T, D//2), in float64; round them to float32
-    once, after that and not before.
+    Pair p of the D features turns by pos * base^(-2p/D) radians. With stretch > 1 a model reads
+    sequences that many times longer than the `trained` positions (Llama 3.1, arXiv:2407.21783):
+    pairs that turn less than once within `trained` turn slower by that factor, pairs that turn four
+    times or more don't change, and the pairs between them get a blend of both. Returns cos and sin,
+    each (T, D//2), in float64; round them to float32 once, after that and not before.
     """
     frequency = base ** (-torch.arange(D // 2, dtype=torch.float64) * 2 / D)
     turns = trained * frequency / (2 * math.pi)
@@ -325,7 +325,9 @@ def tiled(q, k, v, visible=causal, score=scaled_dot, normalize=softmax):
 
 
 def row_of_tiles(q, k, v, visible, i, j):
-    """What the queries at positions i take from the keys at j, one tile after another.
+    """Return the attention of queries at positions i (rows, 1) to keys at positions j (1, Tk).
+
+    It visits one tile of keys after another, and skips those in which no query sees a key.
 
     Each query keeps its largest score so far and the sum of the exponentials relative to it, and
     rescales both when a larger score appears.
@@ -338,7 +340,11 @@ def row_of_tiles(q, k, v, visible, i, j):
         y = total[..., :0] @ v[..., :0, :].to(dtype)  # (B, G, H/G, rows, Dv)
         # Finite, since -inf - -inf would be NaN.
         largest = torch.full_like(total, torch.finfo(dtype).min)
-        for columns, mask in visible_tiles(visible, i, j, len(q)):
+        for b in range(0, j.shape[1], TILE):
+            columns = slice(b, b + TILE)
+            mask = mask_of(visible, i, j[:, columns], len(q))  # (1 or B, rows, columns)
+            if not mask.any():
+                continue
             scores = scaled_dot(q, k[..., columns, :].to(dtype))  # (B, G, H/G, rows, columns)
             bias = bias_of(visible, i, j[:, columns], q.flatten(1, 2))
             if bias is not None:
@@ -352,18 +358,6 @@ def row_of_tiles(q, k, v, visible, i, j):
             y = y * shrink + weights @ v[..., columns, :].to(dtype)
             largest = new
         return (y / total.masked_fill(total == 0, 1.0)).to(v.dtype)  # 0: it sees nothing
-
-
-def visible_tiles(visible, i, j, B):
-    """Yield a slice of the keys, and its mask, for each tile in which a query at i sees something.
-
-    i (rows, 1), j (1, Tk); mask (1 or B, rows, columns).
-    """
-    for b in range(0, j.shape[1], TILE):
-        columns = slice(b, b + TILE)
-        mask = mask_of(visible, i, j[:, columns], B)
-        if mask.any():
-            yield columns, mask
 
 
 def fused(q, k, v, visible=causal, score=scaled_dot, normalize=softmax):
@@ -381,7 +375,7 @@ def fused(q, k, v, visible=causal, score=scaled_dot, normalize=softmax):
     # The kernel's own causal mask is aligned to the top left: right only when Tq == Tk.
     is_causal = visible is causal and Tq == Tk
 
-    # Many queries with a window: each has keys of its own that are out of reach.
+    # Many queries with a window: other keys are out of reach for each of them.
     if Tq > 1 and not is_causal and not hasattr(visible, "bias"):
         if exact and q.is_cuda and sdpa.has_flash(q, v):
             return sdpa.flash_window(q, k, v, window)
@@ -482,7 +476,7 @@ class KVCache:
     and select, its `len`, and `at`, `k` and `v` for a compiled step.
 
     append(k, v) with k (B, G, T, D) and v (B, G, T, Dv) writes them after what is there and returns
-    all of it as views (B, G, len, ...): the k and v that a path takes beside the T new queries. The
+    all of it as views (B, G, len, ...): the k and v that a path takes with the T new queries. The
     memory is allocated once. Rotate before caching.
 
     It also knows what a decoding step must know about its batch: `padding` (B,), given to reset,
@@ -515,8 +509,7 @@ class KVCache:
 
     def select(self, rows):
         """A cache of these rows (N,) of the batch, to continue one prompt in several ways."""
-        other = KVCache(len(rows), *self.shape[1:])
-        other.length = self.length
+        other = copy.copy(self)
         if self.padding is not None:
             other.padding = self.padding[rows]
         other.k = self.k[rows]
@@ -535,9 +528,9 @@ class KVCache:
         return (columns - self.padding[:, None]).clamp_min(0)
 
     def visible(self, predicate):
-        """predicate for what append returns.
+        """Return the predicate for what append returns.
 
-        Padding is hidden, and in a compiled step the query stands at `at`.
+        Padding is hidden, and in a compiled step the query is at position `at`.
         """
         if self.padding is not None:
             predicate = after_padding(predicate, self.padding)
@@ -608,18 +601,6 @@ def check_mechanism(attention, score, normalize, window, visible):
         )
 
 
-def layer_predicate(seen, window, n_head):
-    """A predicate, limited to a window, if any; ValueError for a bias of other heads."""
-    bias_of(seen, *positions(1, 1), torch.empty(1, n_head, 1, 1))
-    if isinstance(seen, nn.Module):
-        return both(seen, sliding_window(window) if window else causal)
-    if not window:
-        return seen
-    if seen is full:
-        return two_sided(window)
-    return sliding_window(window) if seen is causal else both(seen, sliding_window(window))
-
-
 class SelfAttention(nn.Module):
     """(B, T, n_embd) -> (B, T, n_embd): n_head query heads over n_kv_head key/value heads.
 
@@ -656,23 +637,27 @@ class SelfAttention(nn.Module):
         super().__init__()
         check_mechanism(attention, score, normalize, window, visible)
         self.n_head = n_head
-        self.n_kv_head = n_kv_head or n_head
-        self.head_size = head_size or n_embd // n_head
-        self.value_size = value_size or self.head_size
-        self.mask = predicate(visible)  # a module, if its bias is learned
-        self.visible = layer_predicate(self.mask, window, n_head)
+        self.n_kv_head = G = n_kv_head or n_head
+        self.head_size = D = head_size or n_embd // n_head
+        self.value_size = Dv = value_size or D
+        self.mask = seen = predicate(visible)  # a module, if its bias is learned
+        bias_of(seen, *positions(1, 1), torch.empty(1, n_head, 1, 1))  # refuses another n_head
+        if window and seen in (causal, full):
+            seen = {causal: sliding_window, full: two_sided}[seen](window)
+        elif window or isinstance(seen, nn.Module):  # `both` keeps the module out of self.visible
+            seen = both(seen, sliding_window(window) if window else causal)
+        self.visible = seen
 
-        H, G, D, Dv = n_head, self.n_kv_head, self.head_size, self.value_size
-        widths = [H * D, G * D, G * Dv]
+        widths = [n_head * D, G * D, G * Dv]
         self.c_attn = nn.Linear(n_embd, sum(widths), bias=bias or qkv_bias)
         self.c_attn.parts = widths  # three matrices on top of each other: see Muon
-        self.c_proj = nn.Linear(H * Dv, n_embd, bias=bias)
+        self.c_proj = nn.Linear(n_head * Dv, n_embd, bias=bias)
         self.dropout = nn.Dropout(dropout)
         self.qk_norm = qk_norm
 
         self.attention = ATTENTION.get(attention)
-        self.feature = None if self.attention else FEATURE[attention](self.head_size)
-        self.score = SCORE[score](self.head_size)
+        self.feature = None if self.attention else FEATURE[attention](D)
+        self.score = SCORE[score](D)
         self.normalize = NORMALIZE[normalize]
 
     def forward(self, x, rope=None, cache=None):
@@ -696,7 +681,7 @@ class SelfAttention(nn.Module):
         return q, k, v.unflatten(2, (G, Dv)).transpose(1, 2)
 
     def attend(self, x, rope, cache):
-        """The heads' outputs beside each other, (B, T, H * Dv), before they are projected."""
+        """Return the heads' outputs, concatenated (B, T, H * Dv), before they are projected."""
         q, k, v = self.heads(x, rope)
         if self.feature:
             y = linear(q, k, v, self.feature, cache)
@@ -709,7 +694,7 @@ class SelfAttention(nn.Module):
         return y.transpose(1, 2).flatten(2)  # (B, T, H * Dv)
 
     def flops(self, T):
-        """Floating-point operations of training on one token of T, beside the matrices' own."""
+        """Return the operations of training on one token of T, without those of the weights."""
         if self.feature:
             keys = self.feature(torch.zeros(1, self.head_size)).shape[1]
         else:

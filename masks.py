@@ -1,4 +1,4 @@
-"""Chapter one: who may look. attention.py re-exports these masks; one of your own need not be.
+"""Chapter one: who may look. attention.py re-exports these masks, but needn't re-export yours.
 
 A mask is a predicate: visible(i, j) says whether the query at position i may see the key at
 position j. i and j are integer tensors that broadcast against each other; the result is a bool
@@ -89,7 +89,7 @@ def strided(S):
 
 
 def chunks(S):
-    """The past within chunks of S positions, as if each were a text of its own."""
+    """The past within chunks of S positions, as if each chunk were a separate sequence."""
     if S < 1:
         raise ValueError(f"chunks(S={S}): a chunk has at least 1 position")
 
@@ -139,11 +139,10 @@ class PackedDocuments:
         return self.position_ids
 
     def visible(self, predicate):
-        @Derived
         def counted(i, j):  # from where the documents begin
             return predicate(self.position_ids[..., i], self.position_ids[..., j])
 
-        return both(with_promises(counted, predicate), self.same)
+        return both(Moved(counted, predicate), self.same)
 
     def append(self, k, v):
         return k, v
@@ -187,18 +186,23 @@ def sees_ahead(visible):
 # Predicates made of predicates.
 
 
-class Derived:
-    """A predicate that is made in a forward pass, where it may be given promises.
+class Moved:
+    """A predicate that calls another one, `visible`, with positions counted from another place.
 
-    It is no function, because torch.compile loses the attributes of a function that it traces
-    (PyTorch 2.11).
+    It keeps the promises of `visible` that depend on distances alone. Global keys are at other
+    places in each row, so a predicate with such keys also loses its window. This is a class because
+    torch.compile loses the attributes of a function that it traces (PyTorch 2.11).
     """
 
-    def __init__(self, visible):
-        self.visible = visible
+    def __init__(self, moved, visible=None):
+        self.moved = moved
+        if hasattr(visible, "bias"):
+            self.bias = visible.bias
+        if hasattr(visible, "window") and not getattr(visible, "n_global", 0):
+            self.window = visible.window
 
     def __call__(self, i, j):
-        return self.visible(i, j)
+        return self.moved(i, j)
 
 
 class Both:
@@ -229,35 +233,24 @@ both = Both
 
 
 def after_padding(visible, padding):
-    """visible for sequences that begin after padding (B,) positions without a token.
+    """Return `visible` for sequences that begin after padding (B,) positions without a token.
 
     It counts from there. A padding position sees itself, because some kernels return NaN for a
     query that sees nothing.
     """
 
-    @Derived
     def shifted(i, j):
         first = padding.view(-1, *[1] * j.dim())
         real = visible(i - first, j - first) & (j >= first)
         return real | ((i == j) & (j < first))
 
-    return with_promises(shifted, visible)
-
-
-def with_promises(moved, visible):
-    """moved, which is visible counted from other places, with what is a function of distances."""
-    if hasattr(visible, "bias"):
-        moved.bias = visible.bias
-    # Global keys stand elsewhere in each row, so their promise is lost.
-    if hasattr(visible, "window") and not getattr(visible, "n_global", 0):
-        moved.window = visible.window
-    return moved
+    return Moved(shifted, visible)
 
 
 def at_position(visible, at):
-    """visible for one query at position `at`, a tensor (1,), among keys that reach beyond it."""
+    """Return `visible` for one query at position `at`, a tensor (1,), with keys also beyond it."""
 
-    @Derived
+    @Moved
     def moved(i, j):
         return visible(at[:, None], j) & (i == i)
 

@@ -311,7 +311,7 @@ MLP = {
 
 
 def self_attention(config, n, module=SelfAttention, **own):
-    """SelfAttention of the config, or a module with its arguments and some of its own."""
+    """Return SelfAttention for a config, or another module that takes its arguments and `own`."""
     has_window = config.window_pattern[n % len(config.window_pattern)] == "S"
     return module(
         config.n_embd,

@@ -97,9 +97,8 @@ class SampleConfig(Sampling):
 def sample(config):
     """Generate texts and print them. UserError for a checkpoint or a prompt that cannot be used."""
     # Load
-    folder = published.folder_in(config)
-    model = GPT.from_pretrained(folder, base=config.base).to(pick_device(config.device))
-    tokenizer = published.load_tokenizer(folder, model.config.vocab_size)
+    _, model, tokenizer = published.load(GPT, config)
+    model.to(pick_device(config.device))
     dtype = decoding_dtype(model) if config.dtype == "auto" else config.dtype
     model = prepare_for_inference(model, getattr(torch, dtype), config.quantize)
     if config.interactive:
@@ -206,7 +205,6 @@ def converse(model, tokenizer, config):
                 text = answer(asked, model, template, config)
             else:  # the model continues everything said so far
                 said = [message["content"] for message in asked]
-                encode_prompt(tokenizer, said[-1], math.inf, "what you typed")  # names it alone
                 ids = encode_prompt(tokenizer, "".join(said), math.inf, "what you typed")
                 text = Text(tokenizer, ids, config.max_new_tokens, config.seed, config.stop)
         except UserError as error:
@@ -231,9 +229,9 @@ def answer(messages, model, template, config):
     if len(ids) >= context:
         raise UserError(f"the message has {len(ids)} tokens; the model reads {context}")
     most = min(config.max_new_tokens, context - len(ids))
-    text = Text(template.tokenizer, torch.tensor(ids), most, config.seed, config.stop)
-    text.end_token = template.end_of_turn()
-    return text
+    end = template.end_of_turn()
+    ids = torch.tensor(ids)
+    return Text(template.tokenizer, ids, most, config.seed, config.stop, end_token=end)
 
 
 def typed_lines():

@@ -49,7 +49,7 @@ def save_checkpoint(out_dir, step, model, trainer_state, **about):
     metrics.jsonl. UserError if it cannot be written, for example because the disk is full. All
     processes; the first one writes.
     """
-    folder = folder_of(out_dir, step)
+    folder = Path(out_dir) / f"step_{step:06d}"
     adapter = model.lora and asdict(model.lora)
     config = {"step": step, "model": asdict(model.config), "lora": adapter}
     config |= {"training": {}, "data": None, "record": {}} | about
@@ -96,11 +96,6 @@ def write_safetensors(path, tensors):
 # ---- Finding
 
 
-def folder_of(out_dir, step):
-    """Return the folder of the checkpoint of a step."""
-    return Path(out_dir) / f"step_{step:06d}"
-
-
 def read_metrics(path):
     """Return the lines of a metrics.jsonl as a dict, step -> dict.
 
@@ -121,10 +116,11 @@ def read_metrics(path):
 
 def best_checkpoint(out_dir):
     """Return the folder with the lowest validation loss in metrics.jsonl, or None."""
+    records = read_metrics(Path(out_dir) / "metrics.jsonl")
     losses = {}
-    for step, record in read_metrics(Path(out_dir) / "metrics.jsonl").items():
-        folder = folder_of(out_dir, step)
-        if "val_loss" in record and folder.is_dir():
+    for folder in list_checkpoints(out_dir):
+        record = records.get(step_of(folder), {})
+        if "val_loss" in record:
             losses[folder] = record["val_loss"]
     return min(losses, key=losses.get, default=None)
 
@@ -212,7 +208,7 @@ def newest_valid(out_dir, which="latest"):
 def load_config(folder):
     """Return config.json as a dict: step, model, training, tokenizer, record, data, lora.
 
-    data is None if it is not known, and lora for a model that is no adapter.
+    data is None if it isn't known, and lora is None if the model isn't an adapter.
     """
     return read_json(verified_file(folder, "config.json"))
 
@@ -258,11 +254,11 @@ def load_trainer(folder):
 
 
 def start_run(out_dir, last):
-    """Prepare out_dir for a run that goes on after step `last`; -1: for a new run.
+    """Prepare out_dir for a run that continues after step `last`; -1: for a new run.
 
-    What is later belongs to an earlier run, and moves to out_dir/previous-N, with a copy of its
-    metrics: nothing is mixed, and nothing destroyed. Call it when there is something to write, so
-    that a run which fails at once leaves the earlier one where it is.
+    Later checkpoints belong to an earlier run. They move to out_dir/previous-N, with a copy of its
+    metrics, so that nothing is mixed or destroyed. Call this when there is something to write: a
+    run that fails at once then leaves the earlier one where it is.
     """
     out_dir.mkdir(parents=True, exist_ok=True)
     for unfinished in out_dir.glob("*.partial"):  # of processes that were killed

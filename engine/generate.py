@@ -6,6 +6,7 @@ weight for ten rows costs little more than for one.
 """
 
 import codecs
+import functools
 import json
 import sys
 import time
@@ -125,7 +126,7 @@ class Session:
         # Its size does not depend on the texts: a step is compiled once.
         size = len(unique), min(self.model.config.block_size, self.ids.shape[1])
         if self.compiled:
-            cache = self.compiled.empty_cache(self.model, *size)
+            cache = self.compiled.new_cache(self.model, *size)
         else:
             cache = self.model.new_cache(*size)
         for layer in cache:
@@ -148,8 +149,8 @@ class Session:
 def decode_and_sample(model, token, cache, *inputs):
     """Read one more token (B, 1).
 
-    Returns ids (B,) sampled from what follows it, and its logits (B, V). inputs: those of
-    sample_next_token beside the logits.
+    Returns ids (B,) sampled from what follows it, and its logits (B, V). inputs: the arguments of
+    sample_next_token after the logits.
     """
     logits = decode_one_token(model, token, cache)[:, -1]
     return sample_next_token(logits, *inputs), logits
@@ -186,23 +187,15 @@ class CompiledStep:
     """
 
     def __init__(self, function=None):
-        self.cache = None
-        self.size = None  # of the cache
+        # A session takes over the last cache if it has the same size. Otherwise the old memory is
+        # freed before the first append to the new cache, which allocates its memory.
+        self.new_cache = functools.lru_cache(maxsize=1)(lambda model, *size: model.new_cache(*size))
         # With this tuning the compiler generates products of a single row itself, if they have no
         # bias, and reads int8 weights in them directly.
         options = {"triton.cudagraphs": True, "coordinate_descent_tuning": True}
         self.function = function or torch.compile(
             decode_and_sample, fullgraph=True, options=options
         )
-
-    def empty_cache(self, model, batch_size, max_len):
-        """Return the last cache if it has this size, else a new one."""
-        size = (batch_size, max_len)
-        if size != self.size:
-            self.cache = None  # never two in memory
-            self.cache = model.new_cache(*size)
-            self.size = size
-        return self.cache
 
     @torch.inference_mode()
     def __call__(self, session, sampling, u, text, vocab_size):
@@ -311,25 +304,16 @@ class Text:
     def unshown(self):
         """Return what can be shown now and has not been, beginning with the prompt.
 
-        What may be the beginning of a stop string is held back.
+        The end of the text is held back while it may be the beginning of a stop string.
         """
         whole = self.prompt + self.text
         until = len(whole)
         if not self.ended:
-            until -= max((held_back(self.text, s) for s in self.stop), default=0)
+            beginnings = [s[:n] for s in self.stop for n in range(len(s))]
+            until -= max((len(s) for s in beginnings if self.text.endswith(s)), default=0)
         piece = whole[self.shown : until]
         self.shown = until
         return piece
-
-    def to_json(self):
-        """Return the text as one line of JSON."""
-        names = "prompt", "text", "ended", "tokens", "logprobs"
-        return json.dumps({name: getattr(self, name) for name in names})
-
-
-def held_back(text, stop):
-    """Return how many characters at the end of text may be the beginning of a stop string."""
-    return max(n for n in range(len(stop)) if text.endswith(stop[:n]))
 
 
 class Printer:
@@ -352,7 +336,8 @@ class Printer:
                 break
             del self.texts[0]
             if self.as_json:
-                new += text.to_json() + "\n"
+                names = "prompt", "text", "ended", "tokens", "logprobs"
+                new += json.dumps({name: getattr(text, name) for name in names}) + "\n"
             else:
                 new += "\n---------------\n" if self.texts else "\n"
         print(escape_control_characters(new), end="", flush=True)

@@ -160,9 +160,9 @@ def make_optimizer(model, config):
 
     AdamW (Loshchilov & Hutter 2019, arXiv:1711.05101) decays matrices, but no tensors of another
     number of dimensions ("vectors"). Muon takes the matrices of the blocks; embeddings, head and
-    vectors have learning rates of their own.
-    It also takes LoRA's matrices: the loss was 0.009 and 0.015 nats worse than with AdamW, each at
-    its best learning rate (two seeds, in docs/training.md).
+    vectors have their own learning rates. Muon also takes LoRA's matrices: the loss was 0.009 and
+    0.015 nats worse than with AdamW, each at its best learning rate (two seeds, in
+    docs/training.md).
     group["peak_lr"] is what the schedule scales. A module that is several matrices on top of each
     other (attention's q, k, v) says so in its attribute `parts`.
     """

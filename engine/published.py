@@ -52,13 +52,6 @@ def find_model(name, which="latest"):
     )
 
 
-def folder_in(settings):
-    """Return the folder of the model in the settings: init_from, or a checkpoint in out_dir."""
-    if settings.init_from in ("", "resume"):
-        return checkpoint.find_checkpoint(settings.out_dir, settings.checkpoint)
-    return find_model(settings.init_from, settings.checkpoint)
-
-
 def download_model(name):
     """Return the folder in huggingface_hub's cache with a published model, OWNER/NAME."""
     remedy = ": connect to the internet, or give a folder with config.json and model.safetensors"
@@ -69,7 +62,42 @@ def download_model(name):
         return Path(snapshot_download(name, allow_patterns=patterns, ignore_patterns=["*/*"]))
 
 
-# ---- Weights
+# ---- Loading
+
+
+def load(GPT, settings):
+    """Return the folder of the model in the settings, the GPT and its tokenizer.
+
+    The model is init_from or else a checkpoint in out_dir. UserError if there is none.
+    """
+    if settings.init_from in ("", "resume"):
+        folder = checkpoint.find_checkpoint(settings.out_dir, settings.checkpoint)
+    else:
+        folder = find_model(settings.init_from, settings.checkpoint)
+    model = load_model(GPT, folder, settings.base)
+    return folder, model, load_tokenizer(folder, model.config.vocab_size)
+
+
+def load_model(GPT, name_or_folder, base="", merge=True, **changes):
+    """Return a GPT with existing weights, in float32 on the CPU: see GPT.from_pretrained.
+
+    merge: merge a LoRA adapter into the weights; False: keep it apart, to continue its training.
+    """
+    folder = find_model(name_or_folder)
+    if checkpoint.is_ours(folder):
+        saved = checkpoint.load_config(folder)
+        if saved["lora"]:
+            model = load_adapter(GPT, saved, folder, base, **changes)
+            if merge:
+                lora.merge(model)
+            return model
+        config = saved["model"]
+        weights = checkpoint.load_tensors(folder, "model.safetensors")
+    else:
+        config, weights = load_pretrained(folder)
+    if base:
+        raise UserError(f"base={base} is for a LoRA adapter, and {folder} isn't one")
+    return with_weights(GPT, config, weights, folder, **changes)
 
 
 def load_pretrained(folder):
@@ -111,36 +139,11 @@ def read_tensors(folder):
     return itertools.chain.from_iterable(read_safetensors(folder / file) for file in files)
 
 
-def load_model(GPT, name_or_folder, base="", **changes):
-    """Return a GPT with existing weights, in float32 on the CPU: see GPT.from_pretrained."""
-    folder = find_model(name_or_folder)
-    if checkpoint.is_ours(folder):
-        return load_checkpoint(GPT, folder, base=base, **changes)
-    return with_weights(GPT, *load_pretrained(folder), folder, base, **changes)
-
-
-def load_checkpoint(GPT, folder, merge=True, base="", **changes):
-    """Return the GPT of one checkpoint; base, changes and errors as in GPT.from_pretrained.
-
-    merge: merge a LoRA adapter into the weights; False: keep it apart, to continue its training.
-    """
-    saved = checkpoint.load_config(folder)
-    if saved["lora"]:
-        model = load_adapter(GPT, saved, folder, base, **changes)
-        if merge:
-            lora.merge(model)
-        return model
-    weights = checkpoint.load_tensors(folder, "model.safetensors")
-    return with_weights(GPT, saved["model"], weights, folder, base, **changes)
-
-
-def with_weights(GPT, config, weights, source, base="", **changes):
+def with_weights(GPT, config, weights, source, **changes):
     """Return a GPT with a config (dict) and weights (name -> tensor), which are not copied.
 
-    source: where they are from, for errors. base: refused, since only an adapter has one.
+    source: where they are from, for errors.
     """
-    if base:
-        raise UserError(f"base={base} is for a LoRA adapter, and {source} isn't one")
     config = settings_from(GPT.Config, config | changes, source)
     with WithoutInit():
         model = GPT(config)

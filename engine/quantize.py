@@ -18,7 +18,7 @@ import torch.nn.functional as F
 
 from engine.machine import half_dtype
 
-# FBGEMM's products are here: on x86 with AVX2. PyTorch lists it on ARM too, where they are others.
+# FBGEMM's matrix products need x86 with AVX2. PyTorch also lists FBGEMM on ARM, without them.
 HAS_FBGEMM = (
     "fbgemm" in torch.backends.quantized.supported_engines
     and torch.backends.cpu.get_cpu_capability().startswith("AVX")
@@ -30,8 +30,8 @@ FEW_ROWS = 16  # PyTorch's product of int8 weights on a CPU is faster than float
 class Half(nn.Module):
     """A Linear whose weights are float16, by FBGEMM: each is widened in a register to float32.
 
-    With AVX512 a row's result is the same, bit for bit, whatever rows stand beside it. With AVX2
-    one or two rows are summed in another order than more: about 1e-6 of relative difference.
+    With AVX512 a row's result doesn't depend on the other rows, bit for bit. With AVX2 one or two
+    rows are summed in another order than more rows: a relative difference of about 1e-6.
     """
 
     def __init__(self, linear):
@@ -51,14 +51,15 @@ class Int8(nn.Module):
 
     def __init__(self, linear):
         super().__init__()
-        weight, scale = round_to_int8(linear.weight)
-        self.register_buffer("weight", weight)
+        scale = linear.weight.float().abs().amax(dim=1).clamp_min(1e-30) / 127  # (outputs,)
+        weight = (linear.weight / scale[:, None]).round()
+        self.register_buffer("weight", weight.to(torch.int8))
         self.register_buffer("scale", scale)
         self.bias = linear.bias
 
     def forward(self, x):
         rows = x.flatten(0, -2)
-        # The product reads beyond a row's end where that is no multiple of its vectors.
+        # The kernel reads beyond the end of a row whose length isn't a multiple of its vectors.
         if x.device.type == "cpu" and len(rows) <= FEW_ROWS and x.shape[-1] % 32 == 0:
             scale = self.scale.bfloat16()
             y = torch._weight_int8pack_mm(rows.bfloat16(), self.weight, scale).float()
@@ -68,12 +69,6 @@ class Int8(nn.Module):
         if self.bias is not None:
             y = y + self.bias.float()
         return y.to(x.dtype).unflatten(0, x.shape[:-1])
-
-
-def round_to_int8(weight):
-    """Return weight (outputs, inputs) as int8, and its scales (outputs,)."""
-    scale = weight.float().abs().amax(dim=1).clamp_min(1e-30) / 127
-    return (weight / scale[:, None]).round().to(torch.int8), scale
 
 
 def decoding_dtype(model):
@@ -87,9 +82,9 @@ def decoding_dtype(model):
 
 
 def prepare_for_inference(model, dtype, quantize="none"):
-    """Convert model in place, on its device; return it. Tables of positions keep their dtype.
+    """Convert a model for decoding, in place on its device; return it.
 
-    Where a CPU gets products of its own, all but the Linears keeps its dtype too.
+    Tables of positions keep their dtype. On a CPU with int8 or float16 Linears, so does all else.
     """
     model.eval().requires_grad_(False)
     device = model.transformer.wte.weight.device

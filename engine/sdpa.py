@@ -21,26 +21,44 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 # --------------------------------------------------------------------------------------------------
 # The choice
 
+NOT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+
 
 def attend(q, k, v, mask=None, causal=False):
-    """F.scaled_dot_product_attention with shared heads, by the best kernel of the device."""
-    if q.shape[2] == 1 and q.is_cuda and is_compiling() and mask is not None:
-        return one_query_compiled(q, k, v, mask)
+    """F.scaled_dot_product_attention with shared heads, by the best kernel of the device.
+
+    On a GPU this is FlashAttention, or else the memory-efficient kernel, which shares no heads.
+    PyTorch's slow path, which computes all scores, remains for float64, for bfloat16 before Ampere,
+    and for a mask and heads of a size that is no multiple of 8.
+    """
     if q.is_cuda:
-        return attend_on_gpu(q, k, v, mask, causal)
-    return F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, enable_gqa=True)
+        if q.shape[2] == 1 and is_compiling() and mask is not None:
+            return one_query_compiled(q, k, v, mask)
+        if mask is not None or not has_flash(q, v):
+            k, v = repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1])
+    # cuDNN's kernel, PyTorch's first choice from Hopper on, is planned again for each shape. So
+    # only training may use it, because its shape doesn't change.
+    is_training = causal and torch.is_grad_enabled()
+    with sdpa_kernel(NOT_CUDNN) if q.is_cuda and not is_training else nullcontext():
+        return F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, enable_gqa=True)
 
 
 def has_flash(q, v):
-    """True if FlashAttention takes q and v.
+    """Return whether FlashAttention takes q and v, which are on a GPU.
 
     It needs a GPU of compute capability 8.0 or above, half precision, heads of a multiple of 8 that
     fit any GPU's memory in the backward pass, and values as wide as keys.
     """
     D = q.shape[-1]
-    if not q.is_cuda or q.itemsize != 2 or D % 8 or D > 192 or D != v.shape[-1]:
+    if q.itemsize != 2 or D % 8 or D > 192 or D != v.shape[-1]:
         return False
     return torch.cuda.get_device_capability(q.device) >= (8, 0)
+
+
+def repeat_heads(x, H):
+    """Return keys or values (·, G, ...) with each head repeated for the H / G queries it serves."""
+    G = x.shape[1]
+    return x.repeat_interleave(H // G, dim=1) if H > G else x
 
 
 # --------------------------------------------------------------------------------------------------
@@ -48,7 +66,7 @@ def has_flash(q, v):
 
 
 def one_query_compiled(q, k, v, mask):
-    """Attention of q (B, H, 1, D), as sums that torch.compile makes three kernels of.
+    """Return attention of q (B, H, 1, D), as sums that torch.compile turns into three kernels.
 
     They divide the keys among all of a GPU's multiprocessors. A fused kernel gives one of them all
     keys of a head, and so leaves most of the GPU idle in a small batch. Half precision is computed
@@ -73,34 +91,11 @@ def one_query_compiled(q, k, v, mask):
 
 
 # --------------------------------------------------------------------------------------------------
-# GPU
-
-NOT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-
-
-def attend_on_gpu(q, k, v, mask, causal):
-    """Attention by FlashAttention, or else by the memory-efficient kernel, which shares no heads.
-
-    PyTorch's slow path, which computes all scores, remains for float64, for bfloat16 before Ampere,
-    and for a mask and heads of a size that is no multiple of 8.
-    """
-    if mask is not None or not has_flash(q, v):
-        k, v = repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1])
-    # cuDNN's kernel, PyTorch's first choice from Hopper on, is planned anew for each shape. So it
-    # may only do training, whose shape does not change.
-    is_training = causal and torch.is_grad_enabled()
-    with nullcontext() if is_training else sdpa_kernel(NOT_CUDNN):
-        return F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, enable_gqa=True)
-
-
-def repeat_heads(x, H):
-    """Keys or values (·, G, ...) with each head repeated for the H / G queries that share it."""
-    G = x.shape[1]
-    return x.repeat_interleave(H // G, dim=1) if H > G else x
+# Windows by FlashAttention: on a GPU
 
 
 def flash_window(q, k, v, window):
-    """The last `window` keys by FlashAttention, which skips all others."""
+    """Return attention to the last `window` keys by FlashAttention, which skips all others."""
     from torch.nn.attention.varlen import varlen_attn  # takes a second
 
     B, H, Tq, _ = q.shape
@@ -123,7 +118,7 @@ BLOCK = 64  # queries in a block: with more, more keys are out of reach; with fe
 
 
 def windowed(q, k, v, seen, window, n_global):
-    """Attention to the last `window` keys and the first `n_global`: (B, H, Tq, D)."""
+    """Return attention to the last `window` keys and the first `n_global`: (B, H, Tq, D)."""
     B, _, Tq, _ = q.shape
     Tk = k.shape[2]
     device = q.device
@@ -143,7 +138,7 @@ def windowed(q, k, v, seen, window, n_global):
     mask = mask.expand(B, -1, -1, -1).flatten(0, 1)[:, None]  # (B * N, 1, S, K)
 
     def within_reach(x):
-        """Keys or values of each block, (B, G, N, K, D); zeros stand for positions before 0."""
+        """Return keys or values of each block, (B, G, N, K, D); zeros for positions before 0."""
         near = last_positions(x, before + N * S)
         near = near.unfold(2, before + S, S).mT  # overlapping views
         if not n_global:
@@ -161,7 +156,7 @@ def windowed(q, k, v, seen, window, n_global):
 
 
 def last_positions(x, length):
-    """The last positions of x (B, heads, T, D), with zeros in front if it has fewer."""
+    """Return the last positions of x (B, heads, T, D), with zeros in front if it has fewer."""
     missing = length - x.shape[2]
     if missing > 0:
         return F.pad(x, (0, 0, missing, 0))

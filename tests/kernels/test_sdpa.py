@@ -24,6 +24,16 @@ def mask_for(q, k, visible):
     return mask if bias is None else torch.where(mask, bias, float("-inf"))
 
 
+class OnGPU(torch.Tensor):
+    """A tensor that says that it is on a GPU."""
+
+    is_cuda = True
+
+
+def attend_on_gpu(q, *others):
+    return sdpa.attend(q.as_subclass(OnGPU), *others).as_subclass(torch.Tensor)
+
+
 @given(cases(), st.booleans())
 def test_attention_on_a_gpu(case, has_flash):
     """Catches a head repeated for the wrong queries, also of a token that is decoded, and NaN where
@@ -34,7 +44,7 @@ def test_attention_on_a_gpu(case, has_flash):
 
     def path(q, k, v):
         mask = None if is_causal or visible is full else mask_for(q, k, visible)
-        return sdpa.attend_on_gpu(q, k, v, mask, is_causal)
+        return attend_on_gpu(q, k, v, mask, is_causal)
 
     want = value_and_gradients(naive, q, k, v, visible)
     with pytest.MonkeyPatch.context() as patch:
@@ -44,7 +54,7 @@ def test_attention_on_a_gpu(case, has_flash):
             assert_same([path(q, k, v)], want[:1])
     one = q[:, :, -1:], k, v
     mask = mask_for(*one[:2], visible)
-    for got in sdpa.one_query_compiled(*one, mask), sdpa.attend_on_gpu(*one, mask, False):
+    for got in sdpa.one_query_compiled(*one, mask), attend_on_gpu(*one, mask, False):
         assert_same([got], [want[0][:, :, -1:]])
     half = sdpa.one_query_compiled(*(x.bfloat16() for x in one), mask)
     assert half.dtype == torch.bfloat16
@@ -73,12 +83,6 @@ def test_windows_of_flash_attention(case, W):
         patch.setattr("torch.nn.attention.varlen.varlen_attn", varlen)
         got = value_and_gradients(sdpa.flash_window, *inputs, W)
     assert_same(got, value_and_gradients(naive, *inputs, sliding_window(W)))
-
-
-class OnGPU(torch.Tensor):
-    """A tensor that says that it is on a GPU."""
-
-    is_cuda = True
 
 
 @parametrize("capability", [(7, 5), (8, 0)])

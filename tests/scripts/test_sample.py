@@ -108,7 +108,7 @@ def test_batches():
     compiled = CompiledStep(decode_and_sample)
     text = Text(Pieces(), torch.arange(3), 2)
     write([text], Printer([text]), model.eval(), config, compiled)
-    assert compiled.cache
+    assert compiled.new_cache.cache_info().currsize
 
 
 def test_json_lines(written, trained):

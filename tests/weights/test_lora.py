@@ -21,7 +21,7 @@ from conftest import (
 from torch.utils.flop_counter import FlopCounterMode
 
 from engine import checkpoint, lora, prepare
-from engine.published import load_checkpoint, sha256_of_weights
+from engine.published import load_model, sha256_of_weights
 from engine.tokenizer import create_tokenizer
 from model import GPT
 from tools.evaluate import EvaluateConfig
@@ -70,7 +70,7 @@ def test_training_begins_at_the_base(tune):
 def test_only_the_adapter_learns(tune):
     """Catches a gradient, an optimizer's state or a saved tensor of the base."""
     tune(max_iters=3)
-    model = load_checkpoint(GPT, newest("out"), merge=False)
+    model = load_model(GPT, newest("out"), merge=False)
     model(IDX, IDX, only_loss=True)[1].backward()
     learns = {name for name, p in model.named_parameters() if p.grad is not None}
     found = checkpoint.load_tensors(newest("out"), "model.safetensors")

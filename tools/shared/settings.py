@@ -36,9 +36,7 @@ class ModelSettings:
 
     def load(self):
         """Return the folder of the model, the GPT and its tokenizer; UserError without one."""
-        folder = published.folder_in(self)
-        model = GPT.from_pretrained(folder, base=self.base)
-        return folder, model, published.load_tokenizer(folder, model.config.vocab_size)
+        return published.load(GPT, self)
 
 
 @dataclass
