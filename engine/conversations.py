@@ -34,7 +34,6 @@ from engine.prepare import (
 ROLES = {"system": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 ROLES |= {"human": "user", "gpt": "assistant", "bot": "assistant", "chatgpt": "assistant"}
 MESSAGES = r"""\s*\[\s*{\s*"(role|content|from|value)"\s*:"""  # as JSON in a string
-TURNS = "messages", "conversations", "conversation"
 # Keys of a record or a message that do not change what is learned.
 NOTES = set(
     """
@@ -92,24 +91,14 @@ def without_notes(content, ignored):
 
 def take_turns(record):
     """Take what was said out of a record; return it as a list of dicts."""
-    for name in TURNS:
-        if name in record:
-            turns = as_turns(record.pop(name))
+    for form, convert in FORMS.items():
+        keys = form.split(" and ")
+        if record.keys() >= {*keys}:
+            turns = convert(*map(record.pop, keys))
             if record.get("prompt") in [turn.get("content", turn.get("value")) for turn in turns]:
                 record.pop("prompt", None)  # some repeat the question
             return turns
-    if {"prompt", "completion"} <= record.keys():
-        asked = as_turns(record.pop("prompt"), "user")
-        answers = as_turns(record.pop("completion"), "assistant")
-        return [{"weight": 0} | turn for turn in asked] + answers
-    if {"instruction", "output"} <= record.keys():
-        parts = [record.pop(name) for name in ("instruction", "input") if name in record]
-        between = ["\n\n"] * len(parts[1:])
-        asked = {"role": "user", "content": [*parts[:1], *between, *parts[1:]]}
-        return [asked, {"role": "assistant", "content": record.pop("output")}]
-    raise UserError(
-        f"it has no {', '.join(TURNS)}, no prompt and completion, no instruction and output"
-    )
+    raise UserError(f"it has no {', no '.join(FORMS)}")
 
 
 def as_turns(said, role=None):
@@ -123,6 +112,30 @@ def as_turns(said, role=None):
     if not isinstance(said, list) or not all(isinstance(turn, dict) for turn in said):
         raise UserError("its messages are not a list of objects")
     return said
+
+
+def from_prompt(prompt, completion):
+    """Return the messages of a prompt, none of which is learned, and of its completion."""
+    asked = as_turns(prompt, "user")
+    return [{"weight": 0} | turn for turn in asked] + as_turns(completion, "assistant")
+
+
+def from_instruction(*texts):
+    """Return the messages of an instruction, perhaps an input to it, and an output."""
+    *asked, answer = texts
+    asked = [part for text in asked for part in ("\n\n", text)][1:]
+    return [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
+
+
+# Keys of a record, and the converter of their values to messages. A record of yours fits in here.
+FORMS = {
+    "messages": as_turns,
+    "conversations": as_turns,
+    "conversation": as_turns,
+    "prompt and completion": from_prompt,
+    "instruction and input and output": from_instruction,
+    "instruction and output": from_instruction,
+}
 
 
 def read_message(turn, what, ignored=()):
