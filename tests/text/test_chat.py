@@ -273,7 +273,7 @@ DAMAGED = [
     (b'{"prompt": "\xff"}', "no JSON .*position 12"),
     (b"[]", "it has no messages"),
     (b"5", "a int instead of an object"),
-    (b"{}", "it has no messages, .*, no prompt and completion, no instruction and output"),
+    (b"{}", "it has no messages, .*no prompt and completion, .*no instruction and output"),
     (b'{"prompt": "a"}', "it has no messages"),
     (b'{"messages": {"role": "user"}}', "its messages are not a list of objects"),
     (b'{"messages": ["a"]}', "its messages are not a list of objects"),
