@@ -16,6 +16,7 @@ from exercises.shared.definition import MISTAKES, functions, solution, with_mist
 from exercises.shared.edits import edits
 
 SECONDS = 2.5  # of a processor, for the search: the likely edits come first
+LIMIT = 0.1  # of a processor, for one edit: it may never end
 GETS = "These are the numbers that one gets if"
 MENDS = "It is right with this edit of your file:"
 
@@ -73,7 +74,7 @@ def agrees(text, scope, wanted, slopes=True, error=1e-12):
     wanted: [(case, outcome)]. slopes: gradients too.
     """
     scope = dict(scope)
-    with contextlib.suppress(Exception), limit(0.1):  # it may not run, or never end
+    with contextlib.suppress(Exception), limit(LIMIT):  # it may not run, or never end
         exec(text, scope)
         for graded in [False, True][: 1 + slopes]:  # most differ in values already
             for case, right in wanted:

@@ -239,6 +239,7 @@ def test_devices(monkeypatch):
     gpu = {"is_available": True, "device_count": 2}
     for name in gpu:
         monkeypatch.setattr(torch.cuda, name, lambda name=name: gpu[name])
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     for name, kind in ("auto", "cuda"), ("cuda:1", "cuda:1"), ("cpu", "cpu"):
         assert pick_device(name) == torch.device(kind)
