@@ -97,6 +97,7 @@ class SampleConfig(Sampling):
 def sample(config):
     """Generate texts and print them. UserError for a checkpoint or a prompt that cannot be used."""
     # Load
+    prompts = {} if config.interactive else read_prompts(config)
     _, model, tokenizer = published.load(GPT, config)
     model.to(pick_device(config.device))
     dtype = decoding_dtype(model) if config.dtype == "auto" else config.dtype
@@ -106,7 +107,7 @@ def sample(config):
 
     # Encode
     texts = []
-    for source, prompt in read_prompts(config).items():
+    for source, prompt in prompts.items():
         ids = encode_prompt(tokenizer, prompt, model.config.block_size, source)
         for n in range(config.num_samples):
             seed = config.seed + n
@@ -125,7 +126,8 @@ def sample(config):
             count = sum(len(text.tokens[1:]) for text in texts)
             speed = count / (time.perf_counter() - printer.began)
             waited = f"first token after {printer.began - started:.2f} s"
-            print(f"{waited}, then {speed:.1f} tokens/s; {dtype}", file=sys.stderr)
+            form = dtype if config.quantize == "none" else config.quantize
+            print(f"{waited}, then {speed:.1f} tokens/s; {form}", file=sys.stderr)
 
 
 def write(texts, printer, model, config, compiled=None):

@@ -17,7 +17,7 @@ from filelock import FileLock
 
 from engine import parallel
 from engine.errors import UserError, library_errors
-from engine.files import read_json, sha256_of_file, sha256_of_json, shell_path
+from engine.files import read_json, sha256_of, sha256_of_file, sha256_of_json, shell_path
 from engine.prepare import BEGINS, DATA, LEARNED, MASKS, SMALL, SPLITS
 from engine.tokenizer import Tokenizer, create_tokenizer, tokenizer_from_spec
 
@@ -155,11 +155,18 @@ def nanogpt_meta(folder):
             "because a pickle can run any code: prepare the text again"
         )
     print(f"{folder} has no meta.json: reading it as GPT-2's tokens, as nanoGPT writes them")
-    entries = {
-        split: {"tokens": path.stat().st_size // 2, "sha256": sha256_of_file(path)}
-        for split, path in [(split, folder / f"{split}.bin") for split in SPLITS]
-    }
-    return {"dtype": np.dtype("<u2"), "tokenizer": create_tokenizer("gpt2"), **entries}
+    meta = {"dtype": np.dtype("<u2"), "tokenizer": create_tokenizer("gpt2")}
+    for split in SPLITS:
+        path = folder / f"{split}.bin"
+        tokens = np.fromfile(path, "<u2", count=SMALL // 2)
+        if not len(tokens):
+            raise UserError(f"{path} is empty: prepare it again")
+        # Of a large file, the hash is of its first 256 MB and its size.
+        size = path.stat().st_size
+        whole = sha256_of([tokens.tobytes(), str(size).encode()])
+        digest = sha256_of_file(path) if size < SMALL else whole
+        meta[split] = {"tokens": size // 2, "sha256": digest}
+    return meta
 
 
 def map_tokens(folder, name, meta, dtype, vocab_size):

@@ -51,10 +51,16 @@ def one_line_message(error):
         name = str(error.filename or "")
         # The last is `sample.py | head`, whose reader has ended.
         outside = errno.ENOSPC, errno.EDQUOT, errno.EPIPE
-        named = name and any(name in word for word in sys.argv[1:])  # by the user
-        if named or error.errno in outside:
+        if error.errno in outside or name and is_named(name):
             return f"{name}: {error.strerror}" if name else error.strerror
     return None
+
+
+def is_named(path):
+    """Return whether a path is one that the user named, or a file in such a folder."""
+    words = [word.rpartition("=")[2] for word in sys.argv[1:]]
+    places = [Path(word).resolve() for word in [*words, "out"] if word]
+    return any(Path(path).resolve().is_relative_to(place) for place in places)
 
 
 @contextlib.contextmanager

@@ -230,7 +230,7 @@ def encode_prompt(tokenizer, text, most, flag):
     """
     try:
         ids = tokenizer.encode(text, allow_special=True).tolist()
-    except ValueError as error:
+    except (UserError, UnicodeError) as error:
         raise UserError(f"{flag}: {error}") from None
     begin = list(tokenizer.begin)
     if ids[: len(begin)] != begin:

@@ -234,7 +234,6 @@ def loss_divisors(targets):
 
 def clip_gradients(optimizer, most):
     """Return the norm of all gradients; scale them to a norm of `most`, if it is less and not 0."""
-    parallel.check_gradients((name, p) for p, name in optimizer.names.items())
     params = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
     norm = torch.nn.utils.get_total_norm([p.grad for p in params])
     if most:

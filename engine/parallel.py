@@ -18,6 +18,7 @@ import sys
 
 import torch
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
@@ -49,7 +50,11 @@ def progress_bar(*args, **settings):
 def join():
     """Join the processes that torchrun has started. Call it before they can fail separately."""
     if world_size() > 1:
-        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+        store, number, size = next(rendezvous("env://"))
+        # torchrun starts processes again with the same store: what dead ones wrote must not count.
+        store = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        dist.init_process_group(backend, store=store, rank=number, world_size=size)
         atexit.register(leave)  # after an error too, or gloo's threads may abort
 
 
@@ -103,6 +108,10 @@ def agree(signals):
     number = int(all_reduce(torch.tensor(signals[0] if signals else 0), dist.ReduceOp.MAX))
     if number and not signals:
         signals.append(number)
+        if "TORCHELASTIC_RUN_ID" in os.environ:
+            # A torchrun that has not got the signal would take the end for a failure, start again
+            # (--max-restarts), and wait for a machine that was taken away.
+            atexit.register(os.kill, os.getppid(), number)
     return number
 
 
@@ -131,30 +140,33 @@ def parallelize(model, device, config, batch):
         model.compile()
     if world_size() == 1:
         return model
-    trained = DistributedDataParallel(model, broadcast_buffers=False, gradient_as_bucket_view=True)
+    trained = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    trained.require_forward_param_sync = False  # tables of positions never change
     # DDP regroups the gradients after its first backward pass. Three or more processes then add
     # them in another order. With this pass, a resumed run adds them as an undisturbed one does.
     x, y, positions = batch
     trained(x, y, only_loss=True, position_ids=positions)[1].backward()
-    check_gradients(model.named_parameters())
+    check_gradients(trained)
     model.take_auxiliary()
     model.zero_grad()
     return trained
 
 
-def check_gradients(named):
-    """UserError for a parameter without a gradient, if there are several processes.
+def check_gradients(trained):
+    """Raise an error if DDP could not average all gradients after the last micro-batch of a step.
 
-    named: pairs of name and parameter. DDP averages the gradients in groups. A group that lacks one
-    is not averaged, and the others would wait for it.
+    trained: from parallelize. DDP averages gradients in groups, and waits for a group that lacks
+    one. UserError for a parameter without a gradient; DDP's own RuntimeError if a parameter took
+    part in earlier micro-batches only.
     """
-    if world_size() > 1:
-        for name, p in named:
+    if isinstance(trained, DistributedDataParallel):
+        for name, p in trained.module.named_parameters():
             if p.requires_grad and p.grad is None:
                 raise UserError(
                     f"{name} got no gradient in rank {rank()}: every process must use every "
                     "parameter in its last micro-batch of a step (add 0 * what it computes)"
                 )
+        trained._check_reducer_finalized()
 
 
 def apply_fsdp(model, device, compiled):

@@ -111,7 +111,7 @@ def kind_of(path):
     return kind if kind in TABLES else ""
 
 
-def read_records(*paths, encoding="utf-8"):
+def read_records(*paths, column=None, encoding="utf-8"):
     """Yield (where, record) of tables and .json files, and of all in folders.
 
     A record is a dict, or JSON that is not parsed yet. UserError for a damaged file.
@@ -122,13 +122,13 @@ def read_records(*paths, encoding="utf-8"):
             found = [f for f in sorted(path.rglob("*")) if kind_of(f) or f.suffix == ".json"]
             if not found:
                 raise UserError(f"{path} has no {', '.join(TABLES)} or .json")
-            yield from read_records(*found, encoding=encoding)
+            yield from read_records(*found, column=column, encoding=encoding)
         elif kind == ".parquet":
             # Without streaming, the library would copy the file to its cache. Its own batch_size
             # fails for an empty table.
             name = glob.escape(str(path))
             how = {"data_files": name, "streaming": True, "batch_size": 1000}
-            yield from read_rows(path, "parquet", **how)
+            yield from read_rows(path, "parquet", column=column, **how)
         else:
             with library_errors(f"cannot read {path}"):
                 found = read_csv(path, encoding) if kind == ".csv" else read_json_lines(path)
@@ -136,12 +136,20 @@ def read_records(*paths, encoding="utf-8"):
                     yield f"{path}, {place}", record
 
 
-def read_rows(source, *name, remedy="", **how):
-    """Yield (where, row) of a table, as load_dataset of the library datasets reads it."""
+def read_rows(source, *name, remedy="", column=None, **how):
+    """Yield (where, row) of a table, as load_dataset of the library datasets reads it.
+
+    column: the only one of a parquet file that is needed. Reading all takes ten times as long.
+    """
     with library_errors(f"cannot read {source}", remedy):
         import datasets
 
         datasets.logging.set_verbosity(datasets.logging.CRITICAL)
+        if column:
+            from pyarrow import parquet  # datasets needs it, too
+
+            if column in parquet.read_schema(source).names:
+                how["columns"] = [column]
         for n, row in enumerate(datasets.load_dataset(*name, split="train", **how), 1):
             yield f"{source}, row {n}", row
 
@@ -163,7 +171,8 @@ def read_json_lines(path):
     """Yield (place, record) of JSON: a record in each line, or in .json an array of records."""
     with open_bytes(path) as file:
         begin = file.peek(99).lstrip(codecs.BOM_UTF8 + b" \r\n\t")
-        if path.suffix.lower() == ".json" and begin.startswith(b"["):
+        name = path.name.lower().removesuffix(".gz")
+        if name.endswith(".json") and begin.startswith(b"["):
             for n, record in enumerate(json.loads(file.read()), 1):
                 yield f"record {n}", record
         for n, line in enumerate(file, 1):
@@ -206,7 +215,8 @@ def read_files(paths, column="text", encoding="utf-8"):
     """Yield the documents in files: the texts in one column of tables, and sections of texts."""
     for path in paths:
         if kind_of(path):
-            yield from read_documents(read_records(path, encoding=encoding), column)
+            records = read_records(path, column=column, encoding=encoding)
+            yield from read_documents(records, column)
         else:
             yield from read_sections(path, encoding, SECTION)
 

@@ -28,6 +28,7 @@ BOTH = {  # what is called of them -> the parameters that PyTorch 2.11.0 and 2.1
     "torch.distributed.destroy_process_group": "group",
     "torch.distributed.device_mesh.init_device_mesh": "device_type mesh_shape mesh_dim_names",
     "torch.distributed.fsdp.fully_shard": "module mesh reshard_after_forward mp_policy",
+    "torch.distributed.rendezvous.rendezvous": "url",
     "torch.distributed.init_process_group": "backend store rank world_size timeout",
     "torch.nn.attention.sdpa_kernel": "backends set_priority",
     "torch.nn.attention.varlen.varlen_attn": (

@@ -36,7 +36,6 @@ def test_only_the_first_has_a_checkpoint(flags, tmp_path, networks, parallel):
         (["--dataset=pome"], "'pome' has no train.bin"),
         (["--dataset={other}"], "dataset is {"),
         (["--init_from={other}"], "init_from is"),
-        (["--device=auto"], "device is"),
     ],
     ids=lambda value: "".join(value[:1]).split("=")[0],
 )
