@@ -3,8 +3,10 @@
 import copy
 import itertools
 import math
+import signal
 import sys
 import types
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -255,6 +257,28 @@ def test_a_run_killed_before_an_evaluation(monkeypatch, evaluations, step):
     for _ in range(2):  # the second time, nothing is written twice
         fit(**extra, init_from="resume")
         assert losses("out") == undisturbed
+
+
+def test_a_signal_before_the_first_step(capsys):
+    """Catches an untrained checkpoint, and an earlier run that moves away for it."""
+    fit(max_iters=5, eval_iters=1)
+    train(configure(max_iters=9), [signal.SIGTERM])
+    assert "SIGTERM: stopped at step 0" in capsys.readouterr().out
+    assert steps("out") == [5] and not Path("out/previous-1").exists()
+
+
+def test_max_iters_of_a_run_with_minutes():
+    """Catches --max_iters that is ignored, since the run that is resumed counts minutes."""
+    checkpoint.save_checkpoint(
+        Path("out"),
+        3,
+        GPT(configure().model_config(26)),
+        {},
+        tokenizer={"kind": "byte"},
+        training=vars(configure(minutes=9.0)),
+    )
+    resume = ["--init_from=resume", "--out_dir=out"]
+    assert settings([*resume, "--max_iters=300"]).minutes == 0
 
 
 # ---- what is written

@@ -1,11 +1,15 @@
 """Processes on several machines: what each has of its own, and how all end together."""
 
+import os
 import shutil
+import signal
 import time
 
+import torch
+import torch.distributed as dist
 from conftest import POEM, losses, newest, parametrize, ranks_here, run_ranks, same_weights, steps
 
-from engine import prepare
+from engine import parallel, prepare
 
 
 @parametrize("parallel", ["ddp", "fsdp"])
@@ -51,3 +55,30 @@ def test_what_differs_ends_all(flags, tmp_path, networks, own, said):
     last = [output.splitlines()[-1] for _, output in results]
     assert any(said in line for line in last), results
     assert all(said in line or "another process has ended" in line for line in last), results
+
+
+def test_an_earlier_start_counts_no_more(monkeypatch):
+    """Catches a run that torchrun starts again, and that takes a dead process for a live one."""
+    store = dist.HashStore()
+    given = {}
+    monkeypatch.setattr(parallel, "rendezvous", lambda url: iter([(store, 0, 2)]))
+    monkeypatch.setattr(dist, "init_process_group", lambda backend, **how: given.update(how))
+    monkeypatch.setattr(parallel.atexit, "register", lambda *_: None)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for count, found in ("0", False), ("0", True), ("1", False):
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", count)
+        parallel.join()
+        assert given["store"].check(["address"]) == found
+        given["store"].set("address", "here")
+
+
+def test_torchrun_of_another_machine_gets_the_signal(monkeypatch):
+    """Catches a machine that starts again by --max-restarts, and waits for one taken away."""
+    called = []
+    monkeypatch.setattr(parallel.atexit, "register", lambda *call: called.append(call))
+    monkeypatch.setattr(parallel, "all_reduce", lambda *_: torch.tensor(signal.SIGTERM))
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
+    assert parallel.agree([signal.SIGTERM]) == signal.SIGTERM and not called
+    noted = []
+    assert parallel.agree(noted) == signal.SIGTERM and noted == [signal.SIGTERM]
+    assert called == [(os.kill, os.getppid(), signal.SIGTERM)]
